@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve-demo test test-fast test-long native native-tests mutants wheel gpu-test amd-test gpu-transparent check format docs proto lock clean
+.PHONY: help demo serve-demo test test-fast test-lowest test-long native native-tests mutants wheel wheels gpu-test amd-test gpu-transparent check format docs proto lock clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -31,6 +31,10 @@ test: check native-tests ## Run all checks and tests: a few minutes
 
 test-fast: check ## Run the checks and the quick unit tests: about a minute
 	@$(PYTEST) -m "not slow and not long" tests/unit
+
+# Unit tests that need no extra, on the lowest versions that pyproject.toml allows.
+test-lowest: ## Run unit tests with the lowest versions of the packages that eclip needs
+	@tools/test-lowest $(PYTHON)
 
 test-long: check native-tests ## Run what `make test` leaves out: more seeds, longer programs
 	@$(PYTEST) -m long
@@ -55,6 +59,12 @@ mutants: native-tests ## Plant faults in libeclip and see which test catches eac
 wheel: $(READY) ## Build a wheel with libeclip for glibc 2.28 and newer, into dist/
 	@tools/setup $(PYTHON) $(VENV) wheel
 	@$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+wheels: wheel ## The same for x86-64 and for aarch64, cross-compiled by zig
+	@for machine in x86_64 aarch64; do \
+		[ "$$machine" = "$$(uname -m)" ] || ECLIP_WHEEL_MACHINE=$$machine \
+			$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . || exit; \
+	done
 
 # No virtual environment and no network: the host's own Python, with what .gpu-deps brings along.
 gpu-test: ## On a host with a GPU: its tests, a quarter of an hour (PART=1, 2 or 3: one part; PART=lanes: one file)

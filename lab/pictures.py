@@ -7,6 +7,7 @@ by mix, from docs/results.jsonl; its entry for that objective, where it has one 
 ``services.svg``: p99 of services against background work, pair by pair, from docs/services.jsonl.
 ``ten-ms.svg``: ten milliseconds under plain streams, masks and joints, from docs/ten-ms.jsonl,
 which ``--record`` makes anew on the simulator.
+``account.svg``: credit, lateness and background of one run, from docs/account.jsonl, made likewise.
 ``plans.svg``: which slices the workers of the plans in docs/plans hold for how much of their time,
 and their priorities; ``~66`` stands for kernels that were chosen for 66 SMs.
 ``report-light.png`` and ``report-dark.png``: the report of `eclip demo`, in a browser, if there is
@@ -26,6 +27,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from lab.support.account_picture import draw_account, record_account
 from lab.support.kept import read_rows
 from lab.support.pages import started, take_picture
 from lab.support.picture import Picture
@@ -47,6 +49,7 @@ NAMES = {
 }
 SHARES = "#1f4e79"
 TEN_MS = DOCS / "ten-ms.jsonl"
+ACCOUNT = DOCS / "account.jsonl"
 
 
 def draw_gains(
@@ -124,6 +127,7 @@ def main() -> None:
     folder = DOCS / "pictures"
     if "--record" in sys.argv:
         record(TEN_MS)
+        record_account(ACCOUNT)
     draw_all(folder)
     picture_report(folder)
 
@@ -149,6 +153,7 @@ def draw_all(folder: Path) -> None:
     draw_plans(plans).save(folder / "plans.svg")
     draw_services(read_rows(DOCS / "services.jsonl")).save(folder / "services.svg")
     draw_ten_ms(read_rows(TEN_MS)).save(folder / "ten-ms.svg")
+    draw_account(read_rows(ACCOUNT)).save(folder / "account.svg")
 
 
 def picture_report(folder: Path) -> None:

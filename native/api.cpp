@@ -1,5 +1,8 @@
 // The C interface: a request's mark for programs that have one to give, and the decisions of the
 // frontier and the recorder by themselves, for the test that compares them with Python's.
+#define ECLIP_OPTIONAL  // here they are
+#include "eclip.h"
+
 #include <memory>
 #include <vector>
 

@@ -1,9 +1,13 @@
 // The slots of a CUDA driver.
 #include <dlfcn.h>
 
+#include <cstring>
+
 #include "driver.h"
 
 namespace eclip {
+
+bool is_driver_library(const char* soname) { return strcmp(soname, "libcuda.so.1") == 0; }
 
 void* open_driver_library() {
     void* found = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);

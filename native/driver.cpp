@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <mutex>
 
+#include "symbols.h"
+
 namespace eclip {
 
 namespace {
@@ -22,7 +24,19 @@ void* next_or_missing(const char* name) {
     return found != nullptr ? found : reinterpret_cast<void*>(&missing);
 }
 
+namespace {
+
+// While the slots are filled in a program whose calls nobody else watches: the driver's own table of
+// symbols is enough, and the dynamic linker may be locked by who waits for us.
+thread_local const Symbols* filled_from = nullptr;
+std::atomic<bool> others_behind{false};
+
+}  // namespace
+
+void others_stand_behind() { others_behind.store(true); }
+
 void* real_symbol(const char* name) {
+    if (filled_from != nullptr) return filled_from->find(name);
     static void* handle = open_driver_library();
     if (handle == nullptr) return nullptr;
     return original_dlsym != nullptr ? original_dlsym(handle, name) : dlsym(handle, name);
@@ -31,7 +45,7 @@ void* real_symbol(const char* name) {
 // Others may be preloaded behind us to see the same calls.
 void* next_symbol(const char* name) {
     void* own = real_symbol(name);
-    if (own == nullptr || original_dlsym == nullptr) return own;
+    if (own == nullptr || original_dlsym == nullptr || filled_from != nullptr) return own;
     void* next = original_dlsym(RTLD_NEXT, name);
     return next != nullptr ? next : own;
 }
@@ -41,7 +55,14 @@ bool is_missing(void* function) { return function == reinterpret_cast<void*>(&mi
 constinit std::atomic<const Driver*> loaded_driver{nullptr};
 
 const Driver& load_driver() {
-    static const Driver table = fill_driver();
+    static const Driver table = [] {
+        auto is_driver = [](const Symbols& object) { return is_driver_library(object.name()); };
+        Symbols loaded = others_behind.load() ? Symbols() : find_object(is_driver);
+        filled_from = loaded.usable() ? &loaded : nullptr;
+        Driver filled = fill_driver();
+        filled_from = nullptr;
+        return filled;
+    }();
     loaded_driver.store(&table, std::memory_order_release);
     return table;
 }

@@ -97,6 +97,7 @@ struct Driver {
 // The slots, filled on the first call. Empty throughout where there is no driver library.
 extern constinit std::atomic<const Driver*> loaded_driver;
 const Driver& load_driver();
+void others_stand_behind();  // other libraries may come before the driver: the linker is asked
 inline const Driver& driver() {
     const Driver* loaded = loaded_driver.load(std::memory_order_acquire);
     return loaded != nullptr ? *loaded : load_driver();
@@ -104,6 +105,7 @@ inline const Driver& driver() {
 
 // A vendor's part: cuda_driver.cpp or hip/driver.cpp.
 void* open_driver_library();  // as the process has it, or none
+bool is_driver_library(const char* soname);  // whose own table of symbols has every function
 Driver fill_driver();
 
 // The library's own function of this name, whatever we put in front of it.

@@ -38,6 +38,19 @@ void* original_dlsym(void* handle, const char* name) {
 
 }  // namespace eclip
 
+// Libraries preloaded behind us are there from the start, and only the dynamic linker knows who comes
+// next. Where the driver is there, too, it is asked now: later it may be locked by who waits for the
+// first call.
+__attribute__((constructor)) static void look_behind() {
+    using namespace eclip;
+    const bool has_driver = original_dlsym(RTLD_NEXT, kFirstCall) != nullptr;
+    bool has_others = has_driver;
+    for (const Entry& entry : entries())
+        has_others = has_others || original_dlsym(RTLD_NEXT, entry.symbol) != nullptr;
+    if (has_others) others_stand_behind();
+    if (has_driver) load_driver();
+}
+
 // The hook for a driver symbol, nothing, or kAbsent; afterwards the original is known.
 void* eclip_replace_symbol(void* handle, const char* name, const void* caller) {
     if (eclip_original_dlsym == nullptr) eclip::original_dlsym(RTLD_DEFAULT, "dlsym");

@@ -1,10 +1,9 @@
 #include "python_lock.h"
 
-#include <dlfcn.h>
-
 #include <cstdlib>
 
 #include "driver.h"
+#include "symbols.h"
 
 namespace eclip {
 namespace {
@@ -20,9 +19,9 @@ struct Python {
 
 template <class Function>
 void find(Function& function, const char* name) {
-    void* found = original_dlsym != nullptr ? original_dlsym(RTLD_DEFAULT, name)
-                                            : dlsym(RTLD_DEFAULT, name);
-    if (function == nullptr) function = reinterpret_cast<Function>(found);
+    if (function != nullptr) return;
+    Symbols object = find_object([=](const Symbols& other) { return other.find(name) != nullptr; });
+    function = reinterpret_cast<Function>(object.find(name));
 }
 
 Python find_python() {

@@ -57,9 +57,15 @@ def _visit(path: str, heading: str, ending: str = "") -> str:
     return "\n\n".join(parts)
 
 
+def _header() -> str:
+    """libeclip's public header."""
+    return f"```c\n{(ROOT / 'native' / 'eclip.h').read_text()}```"
+
+
 _MAKERS: dict[str, Callable[[], str]] = {
     "comparisons": _comparisons,
     "faults": _faults,
+    "header": _header,
     "visit-1": lambda: _visit("docs/services-tables.jsonl", "##"),
     "visit-2": lambda: _visit("docs/visit/tables.jsonl", "###", " (second visit)"),
 }

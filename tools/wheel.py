@@ -22,6 +22,8 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 GLIBC = (2, 28)
+# The architecture to build for, if it is not this machine's: aarch64 or x86_64. Needs ziglang.
+MACHINE = os.environ.get("ECLIP_WHEEL_MACHINE", platform.machine())
 
 
 def needed_glibc(library: Path) -> tuple[int, int]:
@@ -35,16 +37,20 @@ def compiler() -> str | None:
     if shutil.which("make") is None or shutil.which("strip") is None:
         return None
     if importlib.util.find_spec("ziglang") is not None:
-        target = f"{platform.machine()}-linux-gnu.{GLIBC[0]}.{GLIBC[1]}"
+        target = f"{MACHINE}-linux-gnu.{GLIBC[0]}.{GLIBC[1]}"
         return f"{sys.executable} -m ziglang c++ -target {target}"
+    if platform.machine() != MACHINE:
+        raise SystemExit(f"a wheel for {MACHINE} needs ziglang: pip install ziglang")
     return shutil.which("g++")
 
 
 def build(native: Path, compiler: str) -> list[Path]:
     """Build libeclip beside the one that `make native` builds; where it is, for each vendor."""
-    folder = native / "build" / "wheel"
+    folder = native / "build" / f"wheel-{MACHINE}"
     libraries = [folder / "libeclip.so", folder / "libeclip_hip.so"]
-    variables = (f"CXX={compiler}", f"BUILD={folder}", f"LIBRARY={libraries[0]}")
+    foreign = platform.machine() != MACHINE  # which strip does not know
+    variables = [f"CXX={compiler}{' -s' if foreign else ''}", f"STRIPPED={'1' if foreign else ''}"]
+    variables += [f"BUILD={folder}", f"LIBRARY={libraries[0]}"]
     subprocess.run(["make", "-C", str(native), "library", *variables], check=True)
     return libraries
 
@@ -63,7 +69,9 @@ class LibeclipHook(BuildHookInterface):  # type: ignore[type-arg]
         if version == "editable":
             return
         compiled = Path(self.root) / "native" / "build" / "wheel" / "compiled"
-        if precompile(Path(self.root) / "src", compiled):
+        if platform.machine() != MACHINE:
+            self.app.display_warning(f"compiled code is not made for {MACHINE}; a server compiles")
+        elif precompile(Path(self.root) / "src", compiled):
             build_data["force_include"][str(compiled)] = "eclip/lib/compiled"
         else:
             self.app.display_warning(
@@ -87,4 +95,4 @@ class LibeclipHook(BuildHookInterface):  # type: ignore[type-arg]
         for library in libraries:
             build_data["force_include"][str(library)] = f"eclip/lib/{library.name}"
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-manylinux_{major}_{minor}_{platform.machine()}"
+        build_data["tag"] = f"py3-none-manylinux_{major}_{minor}_{MACHINE}"

@@ -29,8 +29,9 @@ from lab.serving.goodput import WARM_LOAD, WARM_S, WAYS, started
 from lab.support.offered import MIXES, Front, services_of
 from lab.support.tables import print_table
 
+from eclip.core.requests import END, START
 from eclip.server.front.open_service import OpenService
-from eclip.server.link import Answer
+from eclip.server.front.replica import OpenBatch
 
 HOPS = ("queue", "to the device", "device", "back")
 MOST_LATE = 40  # lines of late requests, of a load
@@ -58,18 +59,16 @@ class Notes:
         self.hops: list[Hops] = []
         self._take = OpenService.take
 
-    def take(self, service: OpenService, answer: Answer) -> None:
-        batch = service._batches.get(answer.ticket)
-        if batch is not None:
-            arrival_ns = min(one.asked.arrival_ns for one in batch.requests)
-            moments = (
-                *(arrival_ns, batch.sent_ns, answer.started_ns),
-                *(answer.ended_ns, service.front_queue.now_ns()),
-            )
-            each = tuple(after - before for before, after in itertools.pairwise(moments))
-            rows = sum(one.rows for one in batch.requests)
-            self.hops.append(Hops(service.spec.name, rows, arrival_ns, each))
-        self._take(service, answer)
+    def take(self, service: OpenService, batch: OpenBatch, ended: memoryview) -> None:
+        arrival_ns = min(one.asked.arrival_ns for one in batch.requests)
+        moments = (
+            *(arrival_ns, batch.sent_ns, ended[START]),
+            *(ended[END], service.front_queue.now_ns()),
+        )
+        each = tuple(after - before for before, after in itertools.pairwise(moments))
+        rows = sum(one.rows for one in batch.requests)
+        self.hops.append(Hops(service.spec.name, rows, arrival_ns, each))
+        self._take(service, batch, ended)
 
 
 def print_load(load: float, found: Sequence[Hops], bounds_ms: dict[str, float]) -> None:

@@ -3,11 +3,12 @@
     PYTHONPATH=.:src:tests/support:.gpu-deps python3 lab/serving/ready.py --device cuda
         [--services bert/8ms,vit_b_16/8ms,squeezenet/5ms] [--batches 1,8] [--rate 300] [--cold]
 
-Services are models of the zoo or factories (``my.package:factory``, with --inputs and --outputs as
-in a configuration, as JSON), each with its bound. The bench itself is the front, so protocols are
-not measured. It prints the server's log, and as its last line the seconds until the first service
-answers, until the server is ready, and until every bucket is there. --cold: numba's cache is empty.
-Profiles that are made go to a folder that is removed.
+Services are models of the zoo or factories, each with its bound. A factory is
+``lab.serving.unseen:net/20ms``, which has one input and one output of [128, 1024] in FP16; for
+another give --inputs and --outputs as in a configuration, as JSON. The bench is the front, so
+protocols are not measured. It prints the server's log, and as its last line the seconds until the
+server is ready, until every service has answered, and until every bucket is there (or --wait is
+over). --cold: numba's cache is empty. Profiles that are made go to a folder that is removed.
 """
 
 from __future__ import annotations
@@ -84,8 +85,9 @@ def main() -> None:
     parser.add_argument("--services", default="bert/8ms,vit_b_16/8ms,squeezenet/5ms")
     parser.add_argument("--batches", default="")
     parser.add_argument("--rate", type=float, default=300.0)
-    parser.add_argument("--inputs", default="[]")
-    parser.add_argument("--outputs", default="[]")
+    tensor = [{"name": "x", "datatype": "FP16", "shape": [128, 1024]}]
+    parser.add_argument("--inputs", default=json.dumps(tensor))
+    parser.add_argument("--outputs", default=json.dumps(tensor))
     parser.add_argument("--cold", action="store_true")
     parser.add_argument("--staged", choices=("usual", "yes", "no"), default="usual")
     parser.add_argument("--only-ready", action="store_true", help="do not wait for further buckets")

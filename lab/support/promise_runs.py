@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from lab.support.kept import Row
 from lab.support.random_cases import (
     DrawnDevice,
@@ -18,6 +19,7 @@ from lab.support.random_cases import (
 )
 
 from eclip.contest.confirm.plans import make_plan, policy_options, simulated_promises
+from eclip.core.credit import IN_TIME, PAID
 from eclip.core.load import Load, load_of_mix
 from eclip.core.plan import Plan
 from eclip.core.profile import Profile
@@ -73,7 +75,7 @@ class Stand:
         load = replace(load, begins=tuple(begun))
         seen = glimpse(plan, self.tables[plan.models], load, 1e9 * seconds)
         owner = seen.requests[:, 0]
-        late, tails = [], []
+        late, tails, paid = [], [], []
         for service in plan.mix.services:
             promise = plan.workers[service].promise
             arrivals = load.arrivals[service]
@@ -85,6 +87,8 @@ class Stand:
             over = np.count_nonzero(took > promise.bound_ns)
             over += np.count_nonzero(waiting > promise.bound_ns)
             late.append(float(over / max(1, len(mine))))
+            if promise.gain:
+                paid.append(most_paid(mine[:, 4], promise.gain))
             tails.append(float(np.percentile(took, 99)) / promise.bound_ns if len(mine) else 99.0)
         ratios = [
             rate / alone
@@ -95,6 +99,7 @@ class Stand:
             "late": [round(one, 6) for one in late],
             "p99_over_bound": [round(one, 4) for one in tails],
             "background": round(float(np.mean(ratios)), 5),
+            "paid": [round(one, 3) for one in paid],
         }
 
     def _begun(self, load: Load, worker: int, seconds: float, seed: int) -> Any:
@@ -103,6 +108,14 @@ class Stand:
             return None
         stalls = self.device.stalls(seconds, WARMUP * seconds, worker, seed)
         return begun_after(arrivals, stalls)
+
+
+def most_paid(verdicts: npt.NDArray[np.int64], gain: float) -> float:
+    """The most late requests, of any that follow each other, beyond those that were late without
+    credit and what the others earned: an account promises MOST_CREDIT at most."""
+    fates = (verdicts - 1) >> 2
+    grown = np.append(0.0, np.cumsum((fates == PAID) - gain * (fates == IN_TIME)))
+    return float((grown - np.minimum.accumulate(grown)).max())
 
 
 def rows_of_case(seed: int, trial: Trial, *, hindsight: bool = False) -> list[Row]:

@@ -22,10 +22,11 @@ from eclip.core.calibration import Calibration
 from eclip.core.device import Capability, Slot, SourceKind
 from eclip.core.plan import Sharing
 from eclip.core.program import Program
-from eclip.core.requests import Desk, Submitting, slots_for
+from eclip.core.requests import LoopGroup
 from eclip.core.rules import board_of
 from eclip.core.topology import Topology
-from eclip.gpu.serving import LoopServer
+from eclip.desk import Desk, Submitting, slots_for
+from eclip.gpu.serving import Loops
 from eclip.gpu.worker_loop import Place
 from eclip.server.supervisor import children
 from standin_gpu import StandinGpu, make_worker
@@ -52,15 +53,18 @@ class StandinSession(Submitting):
             ).loop
             for worker in program.plan.everyone
         ]
-        self._server: LoopServer | None = None
+        self._server: Loops | None = None
 
     def _begin_serving(
-        self, slots: int | Sequence[Sequence[Slot]], background: Collection[int]
+        self,
+        slots: int | Sequence[Sequence[Slot]],
+        background: Collection[int],
+        groups: Sequence[LoopGroup] | None,
     ) -> Desk:
         given = slots_for(slots, len(self._loops), lambda worker: Slot())
         copies = [np.zeros((len(each), 2), dtype=np.uint64) for each in given]
-        desk = Desk(given, background)
-        self._server = LoopServer(self._loops, desk, copies)
+        desk = Desk(given, background, groups)
+        self._server = Loops(self._loops, desk, copies)
         for runner in self._server.runners:
             runner.start()
         return desk
@@ -71,7 +75,7 @@ class StandinSession(Submitting):
             for runner in self._server.runners:
                 runner.join()
             self._server.close()
-            self._serving.close()
+            self.desk.close()
             self._server = None
 
 

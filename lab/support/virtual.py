@@ -28,6 +28,7 @@ from eclip.core import requests as device_requests
 from eclip.core.calibration import Calibration
 from eclip.core.device import Closing
 from eclip.core.profile import Profile
+from eclip.core.requests import NO_DESCRIPTOR, Ring
 from eclip.core.topology import Topology
 from eclip.planner.case import find_calibration, find_topology
 from eclip.server.config import ServingConfig
@@ -35,12 +36,12 @@ from eclip.server.control import Deployment, ServiceSpec
 from eclip.server.counters import WORDS, Count
 from eclip.server.device import generation
 from eclip.server.device.deploying import make_deployment, profiles_of
-from eclip.server.device.generation import AttachedFront, Generation
+from eclip.server.device.generation import Generation
 from eclip.server.device.host import ServingHost
 from eclip.server.front.front_queue import FrontQueue
-from eclip.server.front.open_service import OpenService
-from eclip.server.front.service_queue import OpenRequest
-from eclip.server.link import Answer, DeviceOrder, Slots
+from eclip.server.front.open_service import OpenService, collect
+from eclip.server.front.replica import OpenBatch, OpenRequest, Replica
+from eclip.server.link import Signal, Slots
 from eclip.server.messages import RefusedError
 from eclip.sim import pacing
 from eclip.sim.device import SimDevice, SimSession
@@ -116,37 +117,28 @@ class VirtualFuture:
         self.error = error
 
 
-class _Desk(FrontQueue):
-    """Orders reach the device process a little later."""
+class _Replica(Replica):
+    """Batches reach the device process a little later, and their ends the front."""
 
-    def __init__(self, clock: VirtualTime, ways: Ways, send: Callable[[DeviceOrder], None]) -> None:
-        row = memoryview(bytearray(8 * WORDS)).cast("q")
-        super().__init__(
-            cast(Any, None), cast(Any, clock), row, lambda: row[Count.TAKEN], clock.monotonic_ns
+    def __init__(self, place: int, run: _Run, ring: Ring) -> None:
+        super().__init__(1, place, ring, NO_DESCRIPTOR)
+        self._run = run
+        self.seen = 0  # of the answers
+
+    @property
+    def answered(self) -> int:
+        return self.seen
+
+    def submit(self, batch: OpenBatch, slot: int, program: int, rows: int, due_ns: int) -> None:
+        self.batches.append(batch)
+        self._run.later(
+            lambda: self._ring.put(
+                *(self._run.now_ns, batch.expires_ns, slot, program, rows, due_ns)
+            )
         )
-        self._clock, self._ways, self._send = clock, ways, send
-        self.epoch = 1
 
-    def order(self, order: DeviceOrder) -> None:
-        self._clock.at(self._ways.arrives_ns(self._clock.now_ns), lambda: self._send(order))
-
-
-class _Front:
-    """The same front, as the device process sees it."""
-
-    number = 0
-
-    def __init__(
-        self,
-        clock: VirtualTime,
-        ways: Ways,
-        slots: dict[int, Slots],
-        take: Callable[[Answer], None],
-    ) -> None:
-        self._clock, self._ways, self.slots, self._take = clock, ways, slots, take
-
-    def answer(self, answer: Answer) -> None:
-        self._clock.at(self._ways.arrives_ns(self._clock.now_ns), lambda: self._take(answer))
+    def cancel(self, batch: OpenBatch) -> None:
+        raise AssertionError("nobody leaves here")
 
 
 class VirtualServer(Closing):
@@ -215,8 +207,8 @@ class _Run(Closing):
         seconds: float,
     ) -> None:
         self._stalls = Stalls(machine, seconds, 1)  # of the front
-        ways = Ways(machine, Stalls(machine, seconds, 2), 3)
-        ways_back = Ways(machine, self._stalls, 4)
+        self._ways = Ways(machine, Stalls(machine, seconds, 2), 3)
+        self._ways_back = Ways(machine, self._stalls, 4)
         self._clock = clock = VirtualTime()
         self._stack = contextlib.ExitStack()
         for module in (device_requests, pacing, generation):
@@ -237,37 +229,67 @@ class _Run(Closing):
         # Nobody waits for the clock in a thread, and the first request is as fast as the others.
         with (
             mock.patch.object(pacing.Pacer, "start", lambda self: None),
-            mock.patch.object(generation, "_warm", lambda session, slots: None),
+            mock.patch.object(generation, "_warm", lambda session: None),
             mock.patch.object(generation, "profiles_of", slowed_profiles),
         ):
-            self._generation = self._stack.enter_context(
-                Generation(deployment, device, {0: slots}, lambda: None)
-            )
-        session = cast(SimSession, self._generation.session)
+            opened = self._stack.enter_context(Generation(deployment, device, {0: slots}))
+        session = cast(SimSession, opened.session)
         pacer = session._pacer
         assert pacer is not None
         self._pacer = pacer
-        front = cast(AttachedFront, _Front(clock, ways_back, slots, self._take_answer))
-        self._desk = front_queue = _Desk(clock, ways, lambda order: self._take_order(front, order))
-        self._services = {
-            spec.id: OpenService(
-                spec,
-                slots[spec.id],
-                memoryview(bytearray(8 * WORDS)).cast("q"),
-                front_queue,
-            )
-            for spec in deployment.specs
-        }
+        self._rings = [Ring(spec.slots.count) for spec in deployment.groups]
+        self._answered = [0] * len(self._rings)
+        self._wakeup = self._stack.enter_context(Signal())
+        opened.attach(0, self._rings, self._wakeup.descriptor, slots)
+        row = memoryview(bytearray(8 * WORDS)).cast("q")
+        self._front_queue = FrontQueue(
+            cast(Any, clock), row, lambda: row[Count.TAKEN], clock.monotonic_ns
+        )
+        self._front_queue.epoch = 1
+        self._replicas: list[_Replica] = []  # by group
+        self._services: dict[int, OpenService] = {}
+        for group, spec in enumerate(deployment.groups):
+            if spec.id not in self._services:
+                counted = memoryview(bytearray(8 * WORDS)).cast("q")
+                self._services[spec.id] = OpenService(
+                    spec, slots[spec.id], counted, self._front_queue
+                )
+            service = self._services[spec.id]
+            there = service.on_device.replicas
+            replica = _Replica(len(there), self, self._rings[group])
+            service.on_device.replicas = [*there, replica]
+            self._replicas.append(replica)
 
     def close(self) -> None:
         self._stack.close()
 
-    def _take_order(self, front: AttachedFront, order: DeviceOrder) -> None:
-        self._generation.take(front, order)
+    @property
+    def now_ns(self) -> int:
+        return self._clock.now_ns
 
-    def _take_answer(self, answer: Answer) -> None:
-        self._services[answer.service].take(answer)
-        self._desk.advance()
+    def later(self, put: Callable[[], object]) -> None:
+        """In the device process."""
+
+        def arrive() -> None:
+            put()
+            self._pacer.ring(0)
+
+        self._clock.at(self._ways.arrives_ns(self._clock.now_ns), arrive)
+
+    def _take_answers(self) -> None:
+        """Those that there are now, a little later."""
+        answered = [ring.answered for ring in self._rings]
+        if answered != self._answered:
+            self._answered = answered
+            at_ns = self._ways_back.arrives_ns(self._clock.now_ns)
+            self._clock.at(at_ns, lambda: self._collect(answered))
+
+    def _collect(self, answered: Sequence[int]) -> None:
+        for replica, count in zip(self._replicas, answered, strict=True):
+            replica.seen = count
+        for service in self._services.values():
+            collect(service)
+        self._front_queue.advance()
 
     def serve(
         self, services: Sequence[Service], arrivals: Sequence[tuple[float, Service]]
@@ -318,8 +340,7 @@ class _Run(Closing):
                 assert due_ns is not None
                 clock.now_ns = max(clock.now_ns, due_ns)
             pacer.catch_up()
-            self._generation.collect()
-            pacer.catch_up()  # of what was submitted behind what has ended
+            self._take_answers()
 
 
 def _answered_ns(pending: OpenRequest) -> int | None:

@@ -2,13 +2,9 @@
 //
 // As in ../preload.cpp, a call that is not for us jumps to the original and leaves no frame behind.
 #include <dlfcn.h>
-#include <elf.h>
-#include <link.h>
-
-#include <cstring>
-
 #include "../names.h"
 #include "../resolve.h"
+#include "../symbols.h"
 
 extern "C" {
 __attribute__((visibility("hidden"))) void* (*eclip_original_dlvsym)(void*, const char*,
@@ -21,36 +17,11 @@ __attribute__((visibility("hidden"), used)) void* eclip_replace_version(void*, c
 namespace eclip {
 namespace {
 
-// Where an object of the C library has a function, by its own table of symbols: dlsym and dlvsym are
-// ours here, and either would be needed to find the other.
+// By its own table of symbols: dlsym and dlvsym are ours here, and either would be needed to find the
+// other.
 void* find_in(const char* library, const char* name) {
     auto object = static_cast<const link_map*>(dlopen(library, RTLD_LAZY | RTLD_NOLOAD));
-    if (object == nullptr) return nullptr;
-    const ElfW(Sym)* symbols = nullptr;
-    const char* strings = nullptr;
-    const uint32_t* table = nullptr;
-    for (const ElfW(Dyn)* entry = object->l_ld; entry->d_tag != DT_NULL; ++entry) {
-        auto value = entry->d_un.d_ptr;
-        auto at = reinterpret_cast<const void*>(value < object->l_addr ? value + object->l_addr : value);
-        if (entry->d_tag == DT_SYMTAB) symbols = static_cast<const ElfW(Sym)*>(at);
-        if (entry->d_tag == DT_STRTAB) strings = static_cast<const char*>(at);
-        if (entry->d_tag == DT_GNU_HASH) table = static_cast<const uint32_t*>(at);
-    }
-    if (symbols == nullptr || strings == nullptr || table == nullptr) return nullptr;
-    uint32_t hash = 5381;
-    for (const char* letter = name; *letter != '\0'; ++letter)
-        hash = hash * 33 + static_cast<unsigned char>(*letter);
-    const uint32_t bucket_count = table[0], first = table[1], words = table[2];
-    const uint32_t* buckets = table + 4 + words * sizeof(ElfW(Addr)) / sizeof(uint32_t);
-    const uint32_t* chain = buckets + bucket_count;
-    for (uint32_t index = buckets[hash % bucket_count]; index >= first; ++index) {
-        const uint32_t link = chain[index - first];
-        const ElfW(Sym)& symbol = symbols[index];
-        if ((link | 1) == (hash | 1) && strcmp(strings + symbol.st_name, name) == 0)
-            return reinterpret_cast<void*>(object->l_addr + symbol.st_value);
-        if (link & 1) break;
-    }
-    return nullptr;
+    return object != nullptr ? Symbols(object->l_addr, object->l_ld).find(name) : nullptr;
 }
 
 void find_original() {

@@ -104,6 +104,60 @@ def compiling_s() -> float:
     return float(_TIMER.duration) if _TIMER.done else 0.0
 
 
+def _words_at(typing_context: Any, address: Any, count: Any) -> tuple[Any, Callable[..., Any]]:
+    word = numba.types.int64
+    found = numba.types.Array(word, 1, "C")
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        at, size = arguments
+        array = context.make_array(found)(context, builder)
+        cast(Any, numba.np.arrayobj).populate_array(
+            array,
+            data=builder.inttoptr(at, array.data.type),
+            shape=[size],
+            strides=[context.get_constant(numba.types.intp, 8)],
+            itemsize=context.get_constant(numba.types.intp, 8),
+            meminfo=None,
+        )
+        return array._getvalue()
+
+    return found(word, word), emit
+
+
+def _load(typing_context: Any, address: Any) -> tuple[Any, Callable[..., Any]]:
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        at = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return builder.load_atomic(at, "acquire", 8)
+
+    return numba.types.int64(numba.types.int64), emit
+
+
+def _store(typing_context: Any, address: Any, value: Any) -> tuple[Any, Callable[..., Any]]:
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        at = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        builder.store_atomic(arguments[1], at, "release", 8)
+        return context.get_dummy_value()
+
+    return numba.types.void(numba.types.int64, numba.types.int64), emit
+
+
+def _add(typing_context: Any, address: Any, value: Any) -> tuple[Any, Callable[..., Any]]:
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        at = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", at, arguments[1], "acq_rel")
+
+    return numba.types.int64(numba.types.int64, numba.types.int64), emit
+
+
+# For compiled code, of words of memory at an address: as many of them as an array, which keeps
+# nothing alive; read one that others write, and then what they wrote before it; write one, after
+# all that was written before; add to one that others add to, and get what it was.
+words_at: Callable[[Any, Any], Any] = cast(Any, intrinsic)(_words_at)
+load_acquire: Callable[[Any], int] = cast(Any, intrinsic)(_load)
+store_release: Callable[[Any, Any], None] = cast(Any, intrinsic)(_store)
+fetch_add: Callable[[Any, Any], int] = cast(Any, intrinsic)(_add)
+
+
 def get_ready() -> None:
     """Fill numba's tables now. This takes 0.35 s in the first call of compiled code, cached or
     not."""

@@ -62,7 +62,7 @@ class Target:
         self.sent += 1
         if self.sent % _GOOD_EVERY == 0:
             self.check()
-        if self.sent == 10 * _GOOD_EVERY:  # by then caches and pools are filled
+        if self.sent == 3 * _GOOD_EVERY:  # by then caches and pools are filled
             self.before = self.held()
 
     def check(self) -> None:

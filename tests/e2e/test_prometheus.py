@@ -95,7 +95,7 @@ class Prometheus:
     def scrapes(self) -> int:
         try:
             found = self.query("count_over_time(eclip_ready[5m])")
-        except OSError:  # it does not listen yet
+        except (OSError, AssertionError):  # it does not listen yet, or is just starting
             return 0
         return int(found[0]["value"][1]) if found else 0
 

@@ -124,11 +124,14 @@ def test_a_front_that_hangs_is_replaced_within_five_seconds(start: Start) -> Non
 
 
 def test_what_hangs_keeps_no_change_and_no_end_waiting(start: Start) -> None:
-    server = start(services=HANGS)
+    server = start(services=HANGS + service("other", "eclip.server.demo_models:add"))
     answers: list[int] = []
     asking = threading.Thread(target=lambda: answers.append(server.add(13, "hangs")[0]))
     asking.start()
     assert until(lambda: b'{model_name="hangs"} 1.0' in server.get("/metrics")[1])
+    assert server.post("/v2/repository/models/other/unload", {})[0] == 200
+    assert server.add(2)[0] == 200
+    assert "hangs for" not in server.said  # the device process has not given it up yet
     begin = time.monotonic()
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(60) == 0

@@ -344,6 +344,8 @@ def test_background_that_gives_way_is_counted_and_a_hanging_function_harms_nobod
         ]
         async with Load(served) as load:
             await shout_beside_services()
+            while not load.seen["right"]:
+                await asyncio.sleep(0.005)
         for one in stuck:
             one.cancel()
         return load.seen

@@ -12,7 +12,7 @@ import time
 import types
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,13 @@ import pytest
 
 from eclip.core.device import Closing
 from eclip.core.program import Route, program_of
-from eclip.core.requests import WITH_RESULT, Ring
+from eclip.core.requests import WITH_RESULT, Doors
 from eclip.cuda import driver, graphs, lanes, placing, slots
 from eclip.cuda.device import CudaDevice
 from eclip.cuda.driver import Gpu
 from eclip.cuda.lanes import Slices
 from eclip.errors import DeviceError
-from eclip.gpu import closing, worker_loop
+from eclip.gpu import closing, serving, worker_loop
 from eclip.gpu.closing import Releases
 from eclip.gpu.executables import Buffer, Capture, Staging
 from eclip.gpu.pieces import CapturedGraph
@@ -171,16 +171,26 @@ class FakeWorkerLoop:
             time.sleep(0.001)
         return np.zeros((0, 3), dtype=np.int64)
 
-    def serve(self, ring: Ring, copies: Any, stop: Any) -> None:
-        """Requests end as soon as they are seen, if the gate is open."""
-        while not stop[0]:
-            if (self.gate is None or self.gate.is_set()) and ring.answered < ring.submitted:
-                now = time.monotonic_ns()
-                ring.answer(now, now, WITH_RESULT)
-            time.sleep(0.0001)
+    service = 0, 0, 0  # no row, bound or time
 
-    def accepted(self, arrival_ns: int) -> None:
-        pass
+
+class FakeGroupLoop:
+    """Requests end as soon as they are seen, if the gate is open."""
+
+    def __init__(
+        self, loops: Any, copies: Any, doors: Doors, me: int, counts: Any, places: Any
+    ) -> None:
+        self._doors, self._me = doors, me
+
+    def run(self, stop: Any, stop_at_ns: int, most_own: int) -> Iterator[Any]:
+        gate = FakeWorkerLoop.gate
+        while not stop[0]:
+            for rings in self._doors.rings:
+                if (gate is None or gate.is_set()) and rings[self._me].open:
+                    now = time.monotonic_ns()
+                    rings[self._me].answer(now, now, WITH_RESULT)
+            time.sleep(0.0001)
+        yield from ()
 
 
 class FakeGraph(Closing):
@@ -205,6 +215,7 @@ class Bench:
         for module in (driver, placing, lanes, graphs, slots):
             monkeypatch.setattr(module, "cu", self.fake)
         monkeypatch.setattr(worker_loop, "WorkerLoop", FakeWorkerLoop)
+        monkeypatch.setattr(serving, "GroupLoop", FakeGroupLoop)
         monkeypatch.setattr(FakeWorkerLoop, "gate", None)
         monkeypatch.setattr(placing, "check_clusters", lambda *given: None)
         monkeypatch.setattr(lanes, "cuda_priority", lambda wanted: 0)

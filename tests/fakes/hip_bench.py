@@ -22,7 +22,7 @@ import pytest
 from eclip.core.mix import mix_of
 from eclip.core.profile import Profile
 from eclip.core.topology import Topology
-from eclip.gpu import closing, energy, loop, session, worker_loop
+from eclip.gpu import calls, closing, energy, session, worker_loop
 from eclip.gpu.entry_points import EntryPoints
 from eclip.gpu.executables import Capture
 from eclip.gpu.steps import Words
@@ -124,13 +124,13 @@ class StandIn:
                     yield
 
         monkeypatch.setattr(closing.Belongings, "running", watched)
-        known = loop.addresses_of
+        known = calls.addresses_of
 
         def addresses_of(table: EntryPoints) -> Words:
             found = known(table).copy()
             for name in ("clock_gettime", "usleep", "poll"):
-                place = np.flatnonzero(found == loop._address("libc.so.6", name))
-                found[place] = loop._address(str(self.path), f"standin_{name}")
+                place = np.flatnonzero(found == calls._address("libc.so.6", name))
+                found[place] = calls._address(str(self.path), f"standin_{name}")
             return found
 
         monkeypatch.setattr(worker_loop, "addresses_of", addresses_of)

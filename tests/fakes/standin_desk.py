@@ -8,8 +8,9 @@ from contextlib import contextmanager
 import numpy as np
 
 from eclip.core.device import Completion, Slot
-from eclip.core.requests import Desk
-from eclip.gpu.serving import LoopServer
+from eclip.core.requests import LoopGroup
+from eclip.desk import Desk
+from eclip.gpu.serving import Loops
 from eclip.gpu.steps import Words
 from standin_gpu import Worker
 from waiting import until
@@ -24,12 +25,13 @@ class StandinDesk:
         slots: int = 4,
         background: Collection[int] = (),
         copies: Sequence[Words] | None = None,
+        groups: Sequence[LoopGroup] | None = None,
     ) -> None:
-        self.desk = Desk([[Slot()] * slots] * len(workers), background)
+        self.desk = Desk([[Slot()] * slots] * len(workers), background, groups)
         self.completions: list[Completion] = []
         nothing = [np.zeros((slots, 2), dtype=np.uint64)] * len(workers)
         loops = [worker.loop for worker in workers]
-        self.server = LoopServer(loops, self.desk, nothing if copies is None else copies)
+        self.server = Loops(loops, self.desk, nothing if copies is None else copies)
 
     def start(self) -> None:
         for runner in self.server.runners:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -79,3 +80,23 @@ def test_needed_glibc_is_the_newest_that_is_named(tmp_path: Path) -> None:
     library = tmp_path / "library.so"
     library.write_bytes(b"\0GLIBC_2.9\0GLIBC_2.36\0GLIBC_2.2.5\0")
     assert tool.needed_glibc(library) == (2, 36)
+
+
+@pytest.mark.parametrize("compiler", [["gcc", "-x", "c", "-std=c11"], ["g++", "-x", "c++"]])
+def test_a_program_with_the_public_header_runs_with_and_without_the_library(
+    native: Native, compiler: list[str], tmp_path: Path
+) -> None:
+    source, program = tmp_path / "program.c", tmp_path / "program"
+    source.write_text(
+        '#include <stdio.h>\n#include "eclip.h"\n'
+        "int main(void) {\n"
+        "    if (eclip_request) eclip_request(-1);\n"
+        '    return puts(eclip_request ? "with" : "without") < 0;\n}\n'
+    )
+    command = [*compiler, "-Wall", "-Werror", "-I", str(ROOT / "native"), str(source)]
+    subprocess.run([*command, "-o", str(program)], check=True)
+    for preload, said in ({}, "without"), ({"LD_PRELOAD": str(native.library)}, "with"):
+        done = subprocess.run(
+            [str(program)], env=os.environ | preload, capture_output=True, text=True, check=True
+        )
+        assert done.stdout == f"{said}\n"

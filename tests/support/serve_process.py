@@ -38,7 +38,7 @@ bound = "{bound}"
 """
 
 
-_SCREEN = ("Serving ", "live page", "Ctrl-C")  # what is told to a person
+_SCREEN = "Serving "  # what is told to a person
 
 
 def service(name: str, function: str, more: str = "") -> str:
@@ -69,7 +69,7 @@ class ServeProcess:
                 [sys.executable, "-m", "eclip", "serve", str(self.file)],
                 stdout=log,
                 stderr=subprocess.PIPE if stalled else log,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "500"},
             )
         assert until(lambda: "Serving" in self.said or self.process.poll() is not None)
         found = re.search(r"https?://127\.0\.0\.1:(\d+)", self.said)

@@ -28,7 +28,7 @@ _MADE = re.compile(r"reference/(options|python|files)\.md|contributing\.md")
 _CODE = re.compile(r"```.*?```", re.DOTALL)
 # A command of eclip in a block or between backticks, up to where the shell or a sentence goes on.
 _CALL = re.compile(r"(?:^|[`\s])eclip((?: +[^`\s#|&>]+)+)")
-_TABLE_MARK = re.compile(r"^<!-- made: .* -->$", re.MULTILINE)
+_TABLE_MARK = re.compile(r"^<!-- made: (?!header).* -->$", re.MULTILINE)
 # A page of a room is read in one sitting; the core's has the walks, too.
 MOST_LINES = {"design.md": 60, "core.md": 250, "design": 100}
 
@@ -142,3 +142,38 @@ def test_settings_in_the_reference_are_those_of_a_comparison() -> None:
     for name, default in fields.items():
         if name in rows and type(default) in (int, float) and name != "trace-ms":
             assert rows[name] == f"{default:g}", name
+
+
+# --- libeclip's header and variables --------------------------------------------------------------
+
+# Functions that libeclip exports for tests: decisions by themselves, to compare them with Python's.
+_FOR_TESTS = {"eclip_frontier", "eclip_record"}
+_OURS = re.compile(r"\"(ECLIP_[A-Z_]+)\"")
+
+
+def test_every_variable_of_eclip_has_a_row() -> None:
+    sources = [
+        *(ROOT / "src" / "eclip").rglob("*.py"),
+        *(ROOT / "native").glob("*.cpp"),
+        *(ROOT / "native" / "hip").glob("*.cpp"),
+    ]
+    read = {name for path in sources for name in _OURS.findall(path.read_text())}
+    rows = re.findall(
+        r"^\| `(ECLIP_\w+)` \|", (ROOT / "docs/libeclip.md").read_text(), re.MULTILINE
+    )
+    assert sorted(rows) == sorted(read)
+
+
+def test_every_exported_function_is_in_the_public_header() -> None:
+    sources = [*(ROOT / "native").glob("*.cpp"), *(ROOT / "native" / "hip").glob("*.cpp")]
+    exported = {
+        name
+        for path in sources
+        for name in re.findall(
+            r"^ECLIP_API [\w ]+?\*? ?(eclip_\w+)\(", path.read_text(), re.MULTILINE
+        )
+    }
+    header = (ROOT / "native" / "eclip.h").read_text()
+    declared = re.findall(r"^ECLIP_OPTIONAL [\w ]+?\*? ?(eclip_\w+)\(", header, re.MULTILINE)
+    assert exported - _FOR_TESTS == set(declared)
+    assert len(header.splitlines()) <= 80  # a page

@@ -20,9 +20,10 @@ MAY_IMPORT = {
     for folder, below in {
         "core": "errors jit",
         "files": "core",
-        "sim": "core jit progress",
-        "gpu": "core jit progress",
-        "cuda": "gpu core progress",
+        "desk": "core",
+        "sim": "desk core jit progress",
+        "gpu": "desk core jit progress",
+        "cuda": "gpu desk core progress",
         "hip": "gpu core progress",
         "devices": "sim gpu cuda hip core progress",  # the door: opens them by name
         "models": "files core",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -55,7 +56,6 @@ def make_app(names: Sequence[str] = COMMANDS) -> typer.Typer:
         name="eclip",
         help=_HELP,
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
@@ -69,6 +69,7 @@ def make_app(names: Sequence[str] = COMMANDS) -> typer.Typer:
     return app
 
 
+_COMPLETE = "_ECLIP_COMPLETE"  # set by the scripts of `eclip --install-completion`
 # typer brings click along, inside or beside it, depending on its version.
 _CLICK_ERROR: type[Exception] = next(
     one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException"
@@ -103,8 +104,12 @@ def _run(arguments: list[str]) -> int:
     """The exit code. typer itself would print usage errors on three lines."""
     named = arguments[0] if arguments else ""
     try:
-        command = typer.main.get_command(make_app([named] if named in COMMANDS else COMMANDS))
+        command = typer.main.get_command(
+            make_app([named] if named in COMMANDS and _COMPLETE not in os.environ else COMMANDS)
+        )
         _say_in_full(command)
+        if _COMPLETE in os.environ:  # a shell asks how the line may go on
+            command(prog_name="eclip")
         with command.make_context("eclip", arguments) as context:
             command.invoke(context)
         sys.stdout.flush()
@@ -117,6 +122,14 @@ def _run(arguments: list[str]) -> int:
             return 0
         where = f": {error.filename}" if error.filename else ""
         return _fail(f"{error.strerror or error}{where}", 1)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("", "eclip"):
+            raise
+        return _fail(
+            f"this command needs the package {error.name}, which is not installed; "
+            f"install eclip with all that it needs: pip install eclip",
+            1,
+        )
     except MemoryError:
         return _fail("out of memory; ask for a shorter run, a smaller trace or fewer workers", 1)
     except KeyboardInterrupt as stop:

@@ -11,7 +11,7 @@ import typer
 from eclip.cli import screen
 from eclip.cli.options import FrontierOption, JsonOption
 from eclip.core.display import digits_apart
-from eclip.core.plan import Assignment, Evidence, Plan, PlannedWorker, Trial
+from eclip.core.plan import Assignment, Evidence, Plan, PlannedWorker, Trial, account_warnings
 from eclip.files import store
 from eclip.planner.search.objective import Score
 from eclip.planner.tiers import expected_excess_ns, joints_in_words
@@ -127,6 +127,8 @@ def print_plan(plan: Plan, frontier: bool = False) -> None:
         )
         screen.out.print(f"  {_sizes_picture(plan, part)}  size over the kernels")
     screen.out.print(f"\n{_slices_picture(plan)}")
+    for warning in account_warnings(plan):
+        screen.out.print(f"{warning[0].upper()}{warning[1:]}.")
     if len(plan.variants) > 1:
         screen.out.print(
             f"\n{len(plan.variants) - 1} more variants for when some workers are idle; alone, a "
@@ -234,7 +236,9 @@ def _tier(plan: Plan, index: int) -> str:
     if worker.promise is not None:
         relative = asked.bound is not None and asked.bound.times_alone is not None
         wanted = f", {asked.bound} of its p99 alone" if relative else ""
-        return f", a service: p99 at most {worker.promise.bound_ns / 1e6:.2f} ms{wanted}"
+        bound = f", a service: p99 at most {worker.promise.bound_ns / 1e6:.2f} ms{wanted}"
+        gain = worker.promise.gain
+        return bound + (f", late requests paid by {gain:.2%} of those in time" if gain else "")
     if not plan.mix.services and not worker.floor:
         return ""
     floor = f", at least {worker.floor:.0%} of its rate alone" if worker.floor else ""

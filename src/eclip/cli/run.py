@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 import eclip
@@ -26,6 +27,7 @@ from eclip.cli.options import (
 )
 from eclip.cli.screen import measured
 from eclip.files import outputs
+from eclip.files.lateness import lateness_of
 from eclip.planner.case import case_of
 
 
@@ -66,10 +68,14 @@ def run(
     for warning in log.warnings:
         screen.warn(warning)
     measures = eclip.measure(log)
+    lateness = lateness_of(log)
     if as_json:
-        screen.print_json(measures)
+        told = {"lateness": lateness} if lateness else {}
+        screen.print_json(msgspec.to_builtins(measures) | msgspec.to_builtins(told))
     else:
         measured.print_measures([measures])
+        for one in lateness:
+            screen.out.print(f"Account of {one}.")
         if log.prepared is not None:
             made = log.prepared
             screen.out.print(

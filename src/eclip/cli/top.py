@@ -19,10 +19,14 @@ from eclip.gpu.board_view import SeenBoard, SeenWorker, look_around
 
 _LEAST_SECONDS = 0.1
 _COLUMNS = (
-    *("worker", "tier", "state", "SMs", "requests/s", "p99 ms", "bound ms", "slack ms", "yields"),
+    *("worker", "tier", "state", "SMs", "requests/s", "p99 ms", "bound ms", "slack ms"),
+    *("late", "credit", "strict", "yields"),
     *("moves", "barriers", "longest pause ms", "requests", "stretches", "pid"),
 )
-_OPTIONAL = ("pid", "stretches", "barriers", "requests", "moves", "longest pause ms")
+_OPTIONAL = (
+    *("pid", "stretches", "barriers", "requests", "moves", "longest pause ms"),
+    *("strict", "credit", "late"),
+)
 
 
 def top(
@@ -79,7 +83,8 @@ def _table(seen: SeenBoard, before: SeenBoard | None = None) -> Group:
             [
                 *(worker.name or "unnamed", worker.tier, worker.state, _units(worker)),
                 *(_number(rate, 1), _number(worker.p99_ms, 2)),
-                *(_number(worker.bound_ms, 2), _number(worker.slack_ms, 2), str(worker.yields)),
+                *(_number(worker.bound_ms, 2), _number(worker.slack_ms, 2), _late(worker)),
+                *(_number(worker.credit, 2), worker.strict or "", str(worker.yields)),
                 *(str(worker.moves), str(worker.barriers), _number(worker.longest_pause_ms, 1)),
                 *(str(worker.requests), str(worker.stretches), str(worker.pid)),
             ]
@@ -98,6 +103,13 @@ def _rate(worker: SeenWorker, seen: SeenBoard, before: SeenBoard | None) -> floa
         if same and earlier.requests <= worker.requests:
             return (worker.requests - earlier.requests) * 1e9 / (seen.seen_ns - before.seen_ns)
     return None
+
+
+def _late(worker: SeenWorker) -> str:
+    """The part of a service's requests that was late."""
+    if worker.late is None or not worker.counted:
+        return ""
+    return f"{worker.late / worker.counted:.2%}"
 
 
 def _units(worker: SeenWorker) -> str:

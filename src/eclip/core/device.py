@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ from eclip.core.runlog import RunLog
 from eclip.core.topology import Topology
 from eclip.core.trace import Trace
 from eclip.errors import MismatchError, UsageError
+
+if TYPE_CHECKING:  # it imports this module
+    from eclip.core.requests import Doors, LoopGroup
 
 
 class Capability(enum.Enum):
@@ -152,14 +155,28 @@ class Session(Protocol):
         ...
 
     def serve(
-        self, slots: int | Sequence[Sequence[Slot]] = 1, background: Collection[int] = ()
+        self,
+        slots: int | Sequence[Sequence[Slot]] = 1,
+        background: Collection[int] = (),
+        groups: Sequence[LoopGroup] | None = None,
     ) -> None:
         """Begin to take requests, until the session is closed.
 
         ``slots``: so many for every worker, made here; or those of each worker, in memory of the
         caller's that lives as long as the session. Workers in ``background`` run requests of their
-        own, back to back, whenever they have no submitted one.
+        own, back to back, whenever they have no submitted one. ``groups``: of the workers of a
+        group one runs at a time, in the order of submission; by default each is a group.
         """
+        ...
+
+    @property
+    def doors(self) -> Doors:
+        """Through which other processes submit, while it serves."""
+        ...
+
+    @property
+    def failure(self) -> str:
+        """Why a session that has failed serves no more; else nothing."""
         ...
 
     def slots(self, worker: int) -> Sequence[Slot]:

@@ -458,6 +458,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.topology.units_of(self.lanes[lane].mask)
 
 
+def account_warnings(plan: Plan) -> tuple[str, ...]:
+    """What a plan of a search lacks that was made before there were accounts (core/credit.py)."""
+    rules = any(worker.joints and worker.joints.rules for worker in plan.workers)
+    if plan.policy != "search" or not rules or plan.has_accounts:
+        return ()
+    return (
+        "the plan was made by an eclip without accounts of lateness: its rules hold whatever its "
+        "services get; plan again",
+    )
+
+
 def fingerprint_of(topology: Topology, profiles: Sequence[Profile]) -> Fingerprint:
     """What a plan for these profiles must find again where it runs. Digests are taken from the
     profiles, which hold those of their own traces: hashing kernels again takes milliseconds."""

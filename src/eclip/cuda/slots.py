@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from eclip.core.device import Bytes, Slot
-from eclip.core.requests import slots_for
 from eclip.cuda.driver import call, cu
 from eclip.cuda.graphs import Executable
+from eclip.desk import slots_for
 from eclip.errors import DeviceError, UsageError
 from eclip.gpu.closing import Releases
 from eclip.gpu.commands import Recorder

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from eclip.core.credit import NO_VERDICT, charge, end_period
-from eclip.core.requests import ARRIVAL, END, HAS_EXPIRED, OUTCOME, START, WITH_RESULT
+from eclip.core.requests import END, HAS_EXPIRED, OUTCOME, START, WITH_RESULT
 from eclip.core.rules import ACCOUNT, BUSY_SINCE, GAIN, IDLE, LOCK, Ints
 from eclip.jit import inlined, swap_word
 
@@ -32,18 +32,19 @@ def settle(
     row: int,
     peers: Ints,
     request: Ints,
-    bound_ns: int,
+    due: int,
     could_begin: int,
     waits: bool,
 ) -> int:
-    """A request of the service has ended; its verdict. ``could_begin``: when it had come and the
-    one before it had ended. Unless one ``waits``, here or at another replica, the busy period ends.
+    """A request of the service has ended, which was ``due`` then; its verdict. ``could_begin``:
+    when it had come and the one before it had ended. Unless one ``waits``, here or elsewhere,
+    the busy period ends.
     """
     if board[row, GAIN] == 0:
         return NO_VERDICT
     account = board[row, ACCOUNT]
     verdict = NO_VERDICT
-    end, due = request[END], request[ARRIVAL] + bound_ns
+    end = request[END]
     late = end > due or request[OUTCOME] == HAS_EXPIRED
     by_host = late and end - max(request[START] - could_begin, 0) <= due
     _lock(board, account)

@@ -13,21 +13,28 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from eclip.core.credit import REASONS
 from eclip.core.rules import (
+    ACCOUNT,
     BACKGROUND,
     BOUND,
     BUSY_SINCE,
+    COUNTED,
+    CREDIT,
     CROSSED,
     DEADLINE,
+    GAIN,
     HEARTBEAT,
     HUNG_BOUNDS,
     IDLE,
+    LATE,
     LAUNCHED,
     LEFT,
     LONGEST_PAUSE,
     MOVED,
     NAME,
     NOBODY,
+    ONE_CREDIT,
     PID,
     PLAIN,
     SERVED,
@@ -35,6 +42,7 @@ from eclip.core.rules import (
     SLICES_HELD,
     SLICES_WANTED,
     STOPPED_NS,
+    STRICT,
     TAIL,
     TIER,
     UNITS_HELD,
@@ -59,6 +67,10 @@ class SeenWorker(msgspec.Struct, frozen=True, kw_only=True):
     bound_ms: float | None  # of a service; None also where it has none in time
     slack_ms: float | None  # of a busy service: what is left before its bound breaks
     p99_ms: float | None  # about; None: no request has ended
+    credit: float | None  # of a service's account, as the following; None: it has none
+    strict: str | None  # why background launches nothing beside it; "": it may
+    late: int | None
+    counted: int | None  # requests
     requests: int
     stretches: int
     yields: int
@@ -93,7 +105,7 @@ def look(path: Path) -> SeenBoard:
     return SeenBoard(
         board=str(path),
         seen_ns=now,
-        workers=tuple(_worker(row, now) for row in rows if row[TIER] != NOBODY),
+        workers=tuple(_worker(rows, row, now) for row in rows if row[TIER] != NOBODY),
     )
 
 
@@ -109,8 +121,9 @@ def look_around(path: Path | None = None) -> list[SeenBoard]:
     return [look(one) for one in paths]
 
 
-def _worker(row: Ints, now: int) -> SeenWorker:
+def _worker(rows: Ints, row: Ints, now: int) -> SeenWorker:
     service = bool(row[TIER] == SERVICE)
+    account = rows[int(row[ACCOUNT]) % len(rows)] if row[GAIN] else None
     state = state_of(row, now)
     slack_ns = int(row[DEADLINE] - row[LEFT] - now)
     return SeenWorker(
@@ -121,6 +134,10 @@ def _worker(row: Ints, now: int) -> SeenWorker:
         bound_ms=int(row[BOUND]) / 1e6 if service and row[BOUND] > 0 else None,
         slack_ms=slack_ns / 1e6 if service and state == "busy" else None,
         p99_ms=int(row[TAIL]) / 1e6 or None,
+        credit=None if account is None else int(account[CREDIT]) / ONE_CREDIT,
+        strict=None if account is None else ("", *REASONS)[int(account[STRICT]) & 3],
+        late=None if account is None else int(account[LATE]),
+        counted=None if account is None else int(account[COUNTED]),
         requests=int(row[SERVED]),
         stretches=int(row[LAUNCHED]),
         yields=int(row[YIELDED]),

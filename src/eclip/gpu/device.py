@@ -9,7 +9,7 @@ from typing import Protocol
 
 from eclip.core.device import Closing, Slot, check_sources
 from eclip.core.memory import check_memory, memory_of_plan
-from eclip.core.plan import MOST_VARIANTS, Lane, Plan
+from eclip.core.plan import MOST_VARIANTS, Lane, Plan, account_warnings
 from eclip.core.topology import Topology
 from eclip.errors import DeviceError, UsageError
 from eclip.gpu.closing import Owner, Releases, WaitingGpu
@@ -105,6 +105,7 @@ class SessionOwner(Owner):
 def check_plan(plan: Plan, captures: Sequence[Capture], topology: Topology) -> tuple[str, ...]:
     """Refuse what cannot run on a GPU of this topology; what differs and does no harm."""
     warnings = plan.fingerprint.check(topology.fingerprint, "the plan", topology.title)
+    warnings += account_warnings(plan)
     check_sources(plan, [capture.trace for capture in captures])
     check_memory(memory_of_plan(plan, topology), "the plan")
     if any(_variants_of(plan, worker) > MOST_VARIANTS for worker in plan.everyone):

@@ -24,9 +24,10 @@ from eclip.core.device import Slot, Window, check_load
 from eclip.core.load import CLOSED_LOOP, Arrivals, Load
 from eclip.core.plan import Plan
 from eclip.core.program import Program, Route
-from eclip.core.requests import END, Desk, Submitting
+from eclip.core.requests import END, LoopGroup
 from eclip.core.rules import board_of, open_account
 from eclip.core.runlog import KernelRecords, Prepared, RunLog
+from eclip.desk import Desk, Submitting
 from eclip.errors import DeviceError, StoppedError, TracingError
 from eclip.gpu import worker_loop
 from eclip.gpu.board import shared_board
@@ -41,7 +42,7 @@ from eclip.gpu.recording import (
     since,
     window_warnings,
 )
-from eclip.gpu.serving import LoopServer
+from eclip.gpu.serving import Loops
 from eclip.gpu.steps import Ints, Steps, Stretches
 
 _TRIAL_SECONDS = 0.15  # to decide between one graph and segments
@@ -69,7 +70,7 @@ class GpuSession(Owner, Submitting):
         self._program = program
         self._captures = captures
         self._warnings = warnings
-        self._server: LoopServer | None = None
+        self._server: Loops | None = None
         self._belongings = Belongings(device.gpu, captures)
         # Also when it is collected, or the interpreter ends, while it is open.
         self._finalizer = weakref.finalize(self, self._belongings.close_quietly)
@@ -104,16 +105,19 @@ class GpuSession(Owner, Submitting):
                 self._desk.close()
 
     def _begin_serving(
-        self, slots: int | Sequence[Sequence[Slot]], background: Collection[int]
+        self,
+        slots: int | Sequence[Sequence[Slot]],
+        background: Collection[int],
+        groups: Sequence[LoopGroup] | None,
     ) -> Desk:
         owner = Releases()
         with self._belongings.in_use():
             try:
                 self._device.gpu.make_current()
                 given, copies = self._device.prepare_slots(self._captures, slots, owner)
-                desk = Desk(given, background)
+                desk = Desk(given, background, groups)
                 owner.callback(desk.close)
-                self._server = LoopServer(self._loops, desk, copies)
+                self._server = Loops(self._loops, desk, copies)
                 owner.callback(self._server.close)
                 self._belongings.begin(self._server.runners, self._server.ending)
             except BaseException as error:

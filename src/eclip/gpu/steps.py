@@ -14,14 +14,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from eclip.core.rules import Rules
+from eclip.errors import DeviceError
+
 LAUNCH, RECORD, WAIT, HOLD = 0, 1, 2, 3
 # A dozen graphs that wait for events keep other workers' launches from starting until they have
 # moved on (docs/results/lanes.md, lock-step); up to six were seen to do no harm.
 AHEAD = 2
 ANYBODY = (1 << 62) - 1  # as a variant's bit set: it fits any set of active workers
 
+# The words of a program: addresses of its columns, how long these are, and its worker's constants.
+KIND, FIRST, SECOND, BEGINS, ENTRY, STREAM, INNER, VARIANT_ACTIVE = range(8)
+WHO, LEVEL, CHOICES, EVENTS, DONE_NS, COPIES = range(8, 14)
+STEPS, PARTS, VARIANTS, RULES, IN_FLIGHT, STRETCHES, SLOTS, ROW, BOUND_NS = range(14, 23)
+PROGRAM_WORDS = 24
+
 Words = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -82,3 +92,35 @@ def steps_of(steps: Sequence[tuple[int, Any, Any]], barriers: int | None = None)
         stream=streams[-1],
         barriers=waits if barriers is None else barriers,
     )
+
+
+_STEP_COLUMNS = "kind", "first", "second"
+_PART_COLUMNS = "entry", "stream", "barriers"
+
+
+class Program:
+    """A worker's stretches and rules as words, and the arrays that these point to."""
+
+    def __init__(self, stretches: Stretches, row: int, rules: Rules, copies: Words) -> None:
+        ordered = sorted(stretches.variants, key=lambda pair: pair[0].bit_count())
+        taken = (*(steps for _, steps in ordered), *stretches.moves)
+        if any(len(steps) != len(stretches.done_ns) for steps in taken):
+            raise DeviceError("a worker's variants or moves have other stretches than its plan")
+        every = [steps for stretch in taken for steps in stretch]
+        active = [bits for bits, _ in ordered]
+        self._columns = columns = [
+            *(np.concatenate([getattr(one, name) for one in every]) for name in _STEP_COLUMNS),
+            np.cumsum([0, *(len(steps.kind) for steps in every)]),
+            *(np.array([getattr(one, name) for one in every]) for name in _PART_COLUMNS),
+            *(np.array(active), rules.who, rules.level, rules.choice),
+            *(np.array([int(event) for event in stretches.events], dtype=np.uint64),),
+            *(np.array(stretches.done_ns), np.ascontiguousarray(copies)),
+        ]
+        if any(column.itemsize != 8 or not column.flags.c_contiguous for column in columns):
+            raise DeviceError("a worker's program has a column of other than 64-bit words")
+        lengths = (len(columns[0]), len(every), len(ordered), len(rules.who))
+        more = (len(stretches.events), len(stretches.done_ns), len(copies))
+        self.words: Ints = np.zeros(PROGRAM_WORDS, dtype=np.int64)
+        found = [column.ctypes.data for column in columns]
+        found += [*lengths, *more, row, rules.bound_ns]
+        self.words[: len(found)] = found

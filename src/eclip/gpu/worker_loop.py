@@ -1,4 +1,4 @@
-"""One worker's loop: what ``drive`` reads of the worker, and the thread that it runs in.
+"""A worker's program, as ``drive`` reads it, and the thread that a loop runs in.
 
 Threads share the board and nothing else, so they do not disturb each other.
 """
@@ -6,31 +6,39 @@ Threads share the board and nothing else, so they do not disturb each other.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, cast
 
 import numpy as np
 
-from eclip.core.requests import COLUMNS, END, FOREVER_NS, OWN, REQUEST_WORDS, Ring, filled_ring
+from eclip.core.requests import (
+    COLUMNS,
+    END,
+    FOREVER_NS,
+    NO_DESCRIPTOR,
+    NOBODY_OWN,
+    OWN,
+    REQUEST_WORDS,
+    SEALED,
+    Doors,
+    each_alone,
+    filled_ring,
+)
 from eclip.core.rules import (
     ALWAYS,
     BUSY_SINCE,
-    DEADLINE,
     HEARTBEAT,
     IDLE,
-    LATEST,
-    LEFT,
     NO_RULES,
-    SERVICE,
-    TIER,
     WORDS,
     Rules,
 )
 from eclip.errors import DeviceError
+from eclip.gpu.calls import addresses_of
 from eclip.gpu.entry_points import EntryPoints
-from eclip.gpu.loop import addresses_of, drive
-from eclip.gpu.steps import LAUNCH, Ints, Stretches, Words, whole_request
+from eclip.gpu.loop import drive
+from eclip.gpu.steps import LAUNCH, Ints, Program, Stretches, Words, whole_request
 
 _CHUNK = 1 << 15  # requests of its own between two returns to Python
 NO_COPIES = np.zeros((0, 2), dtype=np.uint64)
@@ -49,22 +57,6 @@ class Place:
         """Others must see that this process runs."""
         return bool(self.board[self.row, HEARTBEAT] != ALWAYS)
 
-    def raise_busy(
-        self, arrival_ns: int, bound_ns: int, request_ns: int, before_ns: int = 0
-    ) -> None:
-        """A request was accepted: others give way from now on, not when the loop has woken up.
-
-        ``before_ns``: what those take that wait before it."""
-        row = self.board[self.row]
-        due_ns = arrival_ns + bound_ns
-        if row[BUSY_SINCE] != IDLE:
-            row[LATEST] = min(int(row[LATEST]), max(arrival_ns, due_ns - before_ns))
-            return
-        if row[TIER] == SERVICE:
-            row[DEADLINE] = row[LATEST] = due_ns
-            row[LEFT] = request_ns
-        row[BUSY_SINCE] = arrival_ns
-
 
 class LoopGpu(Protocol):
     """What the loop asks of a GPU."""
@@ -80,50 +72,12 @@ class LoopGpu(Protocol):
         ...
 
 
-def _compile(program: tuple[Any, ...]) -> None:
-    """Now: the first call would otherwise do it, or read it from the cache, in the middle of a
-    run."""
-    ring, own = Ring(1), np.zeros((1, REQUEST_WORDS), dtype=np.int64)
-    over = np.ones(1, dtype=np.int64)
-    cast(Any, drive)(*program, NO_COPIES, ring.rows, ring.marks, own, 0, over)
-
-
 def alone_place() -> Place:
     """For a worker without neighbours."""
     board = np.zeros((1, WORDS), dtype=np.int64)
     board[0, HEARTBEAT] = ALWAYS
     board[0, BUSY_SINCE] = IDLE
     return Place(board, 0, np.zeros(1, dtype=np.int64))
-
-
-def _program(stretches: Stretches, place: Place, rules: Rules) -> tuple[Any, ...]:
-    """What ``drive`` reads of a worker, in its order."""
-    ordered = sorted(stretches.variants, key=lambda pair: pair[0].bit_count())
-    taken = (*(steps for _, steps in ordered), *stretches.moves)
-    if any(len(steps) != len(stretches.done_ns) for steps in taken):
-        raise DeviceError("a worker's variants or moves have other stretches than its plan")
-    every = [steps for stretch in taken for steps in stretch]
-    return (
-        np.concatenate([steps.kind for steps in every]),
-        np.concatenate([steps.first for steps in every]),
-        np.concatenate([steps.second for steps in every]),
-        np.cumsum([0, *(len(steps.kind) for steps in every)]),
-        np.array([steps.entry for steps in every], dtype=np.uint64),
-        np.array([steps.stream for steps in every], dtype=np.uint64),
-        np.array([steps.barriers for steps in every], dtype=np.int64),
-        np.array([active for active, _ in ordered], dtype=np.int64),
-        place.board,
-        place.row,
-        place.peers,
-        place.beats,
-        rules.who,
-        rules.level,
-        rules.choice,
-        np.array([int(event) for event in stretches.events], dtype=np.uint64),
-        np.array(stretches.done_ns, dtype=np.int64),
-        rules.bound_ns,
-        float(rules.floor),
-    )
 
 
 class WorkerLoop:
@@ -138,10 +92,19 @@ class WorkerLoop:
     ) -> None:
         self.stretches = max(stretches.variants, key=lambda pair: pair[0].bit_count())[1]
         self._gpu = gpu
-        self._place = place or alone_place()
-        self._bound_ns, self._request_ns = rules.bound_ns, stretches.done_ns[-1]
-        self._program = (addresses_of(gpu.entry_points), *_program(stretches, self._place, rules))
-        _compile(self._program)
+        self.place = place or alone_place()
+        self._given = stretches
+        self._rules = rules
+        # Compiled now: the first call would otherwise do it in the middle of a run.
+        self.drive(stop=np.ones(1, dtype=np.int64), most_requests=1)
+
+    @property
+    def service(self) -> tuple[int, int, int]:
+        """Its row, its bound and what a request of it takes alone."""
+        return self.place.row, self._rules.bound_ns, self._given.done_ns[-1]
+
+    def program(self, copies: Words) -> Program:
+        return Program(self._given, self.place.row, self._rules, copies)
 
     def drive(
         self,
@@ -153,28 +116,56 @@ class WorkerLoop:
         """Serve requests in the calling thread; a row for each, with absolute times."""
         none: Ints = np.empty(0, dtype=np.int64)
         ring = filled_ring(none if arrivals is None else arrivals[:most_requests])
-        ring.marks[OWN] = arrivals is None
+        doors = Doors(each_alone(1))
+        doors.open([ring], NO_DESCRIPTOR)
+        doors.loops[0, [OWN, SEALED]] = 0 if arrivals is None else NOBODY_OWN, 1
         stop = np.zeros(1, dtype=np.int64) if stop is None else stop
-        own = list(self._serve(ring, NO_COPIES, stop, stop_at_ns, most_requests))
+        served = GroupLoop([self], [NO_COPIES], doors, 0)
+        own = list(served.run(stop, stop_at_ns, most_requests))
         return np.concatenate([ring.rows[: ring.answered], *own])[:, :COLUMNS]
 
-    def serve(self, ring: Ring, copies: Words, stop: Ints) -> None:
-        """Serve what is submitted, in the calling thread, until told to stop."""
-        for _ in self._serve(ring, copies, stop, FOREVER_NS, FOREVER_NS):
-            pass
 
-    def _serve(
-        self, ring: Ring, copies: Words, stop: Ints, stop_at_ns: int, most_own: int
-    ) -> Iterator[Ints]:
-        """Gives the requests of its own, some at a time."""
+class GroupLoop:
+    """One loop for workers of which one runs at a time. ``counts`` have a
+    row for each worker, ``places`` what ``drive`` knows of all groups of the session."""
+
+    def __init__(
+        self,
+        loops: Sequence[WorkerLoop],
+        copies: Sequence[Words],
+        doors: Doors,
+        me: int,
+        counts: Ints | None = None,
+        places: Ints | None = None,
+    ) -> None:
+        self._gpu = loops[0]._gpu
+        self._place = loops[0].place
+        self._rows = [loop.place.row for loop in loops]
+        self._programs = [one.program(given) for one, given in zip(loops, copies, strict=True)]
+        self._given = (
+            addresses_of(self._gpu.entry_points),
+            self._place.board,
+            self._place.peers,
+            self._place.beats,
+            np.stack([program.words for program in self._programs]),
+            np.array([float(loop._rules.floor) for loop in loops]),
+            np.zeros((len(loops), 2), dtype=np.int64) if counts is None else counts,
+            doors.table,
+            me,
+            np.zeros((1, 1, 3), dtype=np.int64) if places is None else places,
+            doors.looking,
+            doors.accounts.words,
+            doors.loops[me],
+        )
+
+    def run(self, stop: Ints, stop_at_ns: int, most_own: int) -> Iterator[Ints]:
+        """Serve in the calling thread; gives the requests of its own, some at a time."""
         self._gpu.make_current()
         left = most_own
         try:
             while left > 0:
                 own = np.zeros((min(left, _CHUNK), REQUEST_WORDS), dtype=np.int64)
-                done, status = cast(Any, drive)(
-                    *self._program, copies, ring.rows, ring.marks, own, stop_at_ns, stop
-                )
+                done, status = cast(Any, drive)(*self._given, own, stop_at_ns, stop)
                 if status:
                     raise DeviceError(f"a launch failed: {self._gpu.describe(status)}")
                 yield own[:done]
@@ -182,12 +173,7 @@ class WorkerLoop:
                 if done < len(own):
                     break
         finally:
-            self._place.board[self._place.row, BUSY_SINCE] = IDLE
-
-    def accepted(self, arrival_ns: int, behind: int) -> None:
-        """A request of its ring behind so many others, which the loop does not know yet."""
-        before_ns = behind * self._request_ns
-        self._place.raise_busy(arrival_ns, self._bound_ns, self._request_ns, before_ns)
+            self._place.board[self._rows, BUSY_SINCE] = IDLE
 
 
 class Runner(threading.Thread):

@@ -20,6 +20,7 @@ from eclip.server.messages import ModelInfo
 
 _PACKET = 1 << 20
 _BUFFER = 4 << 20
+_DESCRIPTORS = 64  # of a packet: more than a plan has workers
 
 
 class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +64,11 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     parts: dict[str, float] = {}  # seconds of planning, by what was done; for the log
 
     @property
+    def groups(self) -> list[ServiceSpec]:
+        """What each loop of the device process serves: one for every instance."""
+        return [spec for spec in self.specs for _ in range(spec.settings.replicas)]
+
+    @property
     def known_rps(self) -> dict[str, float]:
         return {name: rate for name, rate in self.rates_rps.items() if name not in self.assumed}
 
@@ -92,9 +98,21 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attach(msgspec.Struct, frozen=True, tag=True):
-    """A front's link, with its three descriptors."""
+    """A front has begun, with the descriptor that is rung when a batch of it has ended."""
 
     front: int
+
+
+class AttachRings(msgspec.Struct, frozen=True, tag=True):
+    """A front's rings of a generation, with their memory; to the front, too, which uses them from
+    the next offer on. It gets descriptors to ring behind the memory, of which ``bells`` tells one
+    for each group."""
+
+    front: int
+    generation: int
+    rows: tuple[int, ...]  # of the ring of each group
+    first: dict[int, int]  # by service id: its first group; its instances follow
+    bells: tuple[int, ...]
 
 
 class Detach(msgspec.Struct, frozen=True, tag=True):
@@ -121,7 +139,6 @@ class Deploy(msgspec.Struct, frozen=True, tag=True):
     """Open this beside what runs, warm it, and say Deployed."""
 
     deployment: Deployment
-    epoch: int
 
 
 class Retire(msgspec.Struct, frozen=True, tag=True):
@@ -138,9 +155,12 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
 
 
 class Deployed(msgspec.Struct, frozen=True, tag=True):
+    """With the descriptors that submitters ring."""
+
     generation: int
     seconds: float
     failed: dict[int, str]  # services that could not be loaded, and why
+    bells: tuple[int, ...] = ()  # for each group, which descriptor
     parts: dict[str, float] = {}  # seconds, by what was done; for the log
 
 
@@ -154,6 +174,8 @@ class Detached(msgspec.Struct, frozen=True, tag=True):
 
 
 class Retired(msgspec.Struct, frozen=True, tag=True):
+    """Older generations have ended; to fronts, too: what is open there never began."""
+
     before: int
 
 
@@ -167,7 +189,8 @@ class Said(msgspec.Struct, frozen=True, tag=True):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """The first message: with the link's three descriptors and the counters'."""
+    """The first message: with the descriptor that says that a batch has ended, and the
+    counters'."""
 
     front: int
     attachments: int  # of fronts and guests: the counters have a page for each, and one more
@@ -235,9 +258,20 @@ class LoadAsked(msgspec.Struct, frozen=True, tag=True):
     load: bool  # or unload
 
 
-ToDevice = Attach | Detach | AttachSlots | AttachCounters | Deploy | Retire | Stop
+ToDevice = Attach | Detach | AttachSlots | AttachRings | AttachCounters | Deploy | Retire | Stop
 FromDevice = Deployed | NotDeployed | Detached | Retired | Said
-ToFront = Welcome | Offer | AttachSlots | DeviceUp | DeviceDown | Leave | TakeAccess | LoadAnswer
+ToFront = (
+    Welcome
+    | Offer
+    | AttachSlots
+    | AttachRings
+    | Retired
+    | DeviceUp
+    | DeviceDown
+    | Leave
+    | TakeAccess
+    | LoadAnswer
+)
 FromFront = Listening | Settled | LoadAsked | Said
 Message = ToDevice | FromDevice | ToFront | FromFront
 
@@ -272,7 +306,7 @@ class Channel(Closing):
     def receive(self) -> tuple[Message, list[int]] | None:
         """The next message with its descriptors; None: nothing is there yet. Raises EOFError."""
         try:
-            data, descriptors, _, _ = socket.recv_fds(self.socket, _PACKET, 8)
+            data, descriptors, _, _ = socket.recv_fds(self.socket, _PACKET, _DESCRIPTORS)
         except BlockingIOError:
             return None
         except OSError:

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from eclip.core.device import Closing
+from eclip.core.mix import MAX_WORKERS
 from eclip.server.link import allocate
 from eclip.server.messages import BUCKETS_S, Durations, Phase, Reason, Statistics
 
@@ -56,9 +57,10 @@ class Count(enum.IntEnum):
     CPU_NS = 91  # of each process, in row 0, like what follows
     MEMORY_BYTES = 92  # resident
     DESCRIPTORS = 93  # open
+    OPEN = 96  # now, and a word for each replica: batches handed to it
 
 
-WORDS = 96  # of a row
+WORDS = Count.OPEN + MAX_WORKERS  # of a row
 
 
 class CounterPages(Closing):
@@ -95,11 +97,8 @@ class CounterPages(Closing):
         for service in range(ROWS):
             row = self.row(front, service)
             for word in (
-                Count.WAITING,
-                Count.RUNNING,
-                Count.DUE_NS,
-                Count.TAKEN,
-                Count.CONNECTIONS,
+                *(Count.WAITING, Count.RUNNING, Count.DUE_NS, Count.TAKEN, Count.CONNECTIONS),
+                *range(Count.OPEN, WORDS),
             ):
                 row[word] = 0
             row.release()

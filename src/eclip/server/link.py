@@ -1,17 +1,10 @@
-"""The link: shared memory between a front and the device process.
+"""What a front and the device process share: rings of batches, and slots for their tensors.
 
-A front has one link: a ring of orders to the device process, a ring of answers back, and an eventfd
-for each that says that something was put in. Tensors lie in slots, one memory a service and front;
-a slot belongs to the front until an order names it, then to the device process until the answer.
-
-Rings have one writer and one reader. An entry is eight 64-bit words. The writer fills the entry,
-then raises ``head``; the reader reads the entry, then raises ``tail``. Nobody else writes them. So
-a process that dies between two steps leaves an entry that was never there, or one that is read
-twice; orders carry the device process's epoch and answers a ticket that is used once, so that what
-is left over from a dead process is recognised and dropped. That order of writes is kept by x86-64
-processors; elsewhere the system call on the eventfd between writing and reading has to do. ``head``
-and ``tail`` are written and read as whole words. (``struct`` would write zeros first and then byte
-by byte: a tail that seems to be 0 makes a ring look full.)
+Tensors lie in slots, one memory a service and front; a slot belongs to the front until a row of a
+ring names it, then to the device process until that row is answered. The rings of
+core/requests.py are one memory for each sitting of a front, generation and device process: none is
+ever used again, so a front that was given up and lives on disturbs nobody. A descriptor for each
+loop, and one for the front, say that there is news.
 
 All memory is allocated before it is mapped: a full host is an error here, not a SIGBUS later.
 """
@@ -23,96 +16,30 @@ import math
 import mmap
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from eclip.core.device import Closing
+from eclip.core.requests import Ring, ring_words
 from eclip.errors import DeviceError
 
-WORDS = 8
-_ENTRY = struct.Struct(f"<{WORDS}q")
 _WORD = struct.Struct("<q")
-_HEAD, _TAIL, _ENTRIES = 0, 64, 128  # bytes; each on a cache line of its own
 _ALIGN = 64
 _SHAPE = struct.Struct("<8q")  # bytes of data, dimensions, six sizes
 
-ENTRIES = 4096  # of a ring; far above what slots let be open
-RING_BYTES = _ENTRIES + ENTRIES * _ENTRY.size
-
 IN_FLIGHT = 2  # batches of an instance on the device: one runs, one is behind it
-
-# What an order asks for.
-RUN, CANCEL = 1, 2
-
-
-class DeviceOrder(NamedTuple):
-    """From a front: run a batch that lies in a slot, or cancel it."""
-
-    kind: int
-    ticket: int
-    service: int  # its id
-    slot: int
-    rows: int
-    bucket: int
-    expires_ns: int  # 0: never
-    epoch: int  # of the device process it is meant for
-
-
-class Answer(NamedTuple):
-    """From the device process: how a batch ended. With an error, its line is in the slot."""
-
-    ticket: int
-    service: int
-    slot: int
-    status: int
-    started_ns: int
-    ended_ns: int
-
-
-OK, CANCELLED, EXPIRED, FAILED, GONE = range(5)  # statuses; GONE: the service is not loaded
-
-
-class SharedRing:
-    """``whole`` are the words of the memory."""
-
-    def __init__(self, memory: mmap.mmap, whole: memoryview, offset: int) -> None:
-        self._memory = memory
-        self._whole = whole
-        self._head = (offset + _HEAD) // whole.itemsize
-        self._tail = (offset + _TAIL) // whole.itemsize
-        self._entries = offset + _ENTRIES
-
-    def push(self, words: tuple[int, ...]) -> None:
-        """Up to eight of them. A ring that is full is an error: it holds more than may be open."""
-        head = self._whole[self._head]
-        if head - self._whole[self._tail] >= ENTRIES:
-            raise DeviceError(f"a ring is full: {ENTRIES} entries wait, and nobody takes them")
-        filled = (*words, *(0,) * (WORDS - len(words)))
-        at = self._entries + head % ENTRIES * _ENTRY.size
-        _ENTRY.pack_into(self._memory, at, *filled)
-        self._whole[self._head] = head + 1
-
-    def take(self) -> Iterator[tuple[int, ...]]:
-        """Everything that is in the ring now."""
-        head, tail = self._whole[self._head], self._whole[self._tail]
-        while tail < head:
-            at = self._entries + tail % ENTRIES * _ENTRY.size
-            words = _ENTRY.unpack_from(self._memory, at)
-            tail += 1
-            self._whole[self._tail] = tail
-            yield words
 
 
 class Signal(Closing):
     """An eventfd."""
 
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
+    def __init__(self, descriptor: int | None = None) -> None:
+        flags = os.EFD_CLOEXEC | os.EFD_NONBLOCK
+        self.descriptor = os.eventfd(0, flags) if descriptor is None else descriptor
 
     def raise_(self) -> None:
         os.eventfd_write(self.descriptor, 1)
@@ -125,36 +52,19 @@ class Signal(Closing):
         os.close(self.descriptor)
 
 
-class Link(Closing):
-    """One front's rings. Both sides open it from the same three descriptors, and own theirs."""
+def rings_bytes(rows: Sequence[int]) -> int:
+    """Of the rings of a door, with so many rows for each group."""
+    return 8 * sum(map(ring_words, rows))
 
-    def __init__(self, descriptors: tuple[int, int, int]) -> None:
-        self.descriptors = descriptors
-        memory, orders, answers = descriptors
-        self._memory = mmap.mmap(memory, 2 * RING_BYTES)
-        self._whole = memoryview(self._memory).cast("q")
-        self.orders = SharedRing(self._memory, self._whole, 0)
-        self.answers = SharedRing(self._memory, self._whole, RING_BYTES)
-        self.ordered = Signal(orders)
-        self.answered = Signal(answers)
 
-    @classmethod
-    def create(cls) -> Link:
-        flags = os.EFD_CLOEXEC | os.EFD_NONBLOCK
-        memory = allocate("eclip-rings", 2 * RING_BYTES)
-        return cls((memory, os.eventfd(0, flags), os.eventfd(0, flags)))
-
-    def reset(self) -> None:
-        """Empty, for a new front, when nobody uses it."""
-        self._memory[:] = bytes(len(self._memory))
-        self.ordered.clear()
-        self.answered.clear()
-
-    def close(self) -> None:
-        self._whole.release()
-        self._memory.close()
-        for descriptor in self.descriptors:
-            os.close(descriptor)
+def map_rings(descriptor: int, rows: Sequence[int]) -> list[Ring]:
+    """The rings in this memory, which stays mapped as long as one of them is used. The descriptor
+    is closed."""
+    words = np.frombuffer(mmap.mmap(descriptor, rings_bytes(rows)), dtype=np.int64)
+    os.close(descriptor)
+    ends = np.cumsum([ring_words(count) for count in rows])[:-1]
+    parts = np.split(words, ends)
+    return [Ring(count, part) for count, part in zip(rows, parts, strict=True)]
 
 
 class SlotLayout(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,13 +28,14 @@ from eclip.core.device import (
 )
 from eclip.core.load import CLOSED_LOOP, Load
 from eclip.core.memory import check_memory, memory_of_plan
-from eclip.core.plan import Plan, Processes, Sharing, Turns
+from eclip.core.plan import Plan, Processes, Sharing, Turns, account_warnings
 from eclip.core.profile import Profile
 from eclip.core.program import Program, program_of
-from eclip.core.requests import OWN, Desk, Submitting, slots_for
+from eclip.core.requests import OWN, LoopGroup
 from eclip.core.rules import board_of
 from eclip.core.runlog import KernelRecords, Requests, RunLog, WorkerCounters
 from eclip.core.topology import Topology
+from eclip.desk import Desk, Submitting, slots_for
 from eclip.errors import DeviceError, StoppedError
 from eclip.progress import Progress
 from eclip.sim import events, stretches
@@ -42,6 +43,7 @@ from eclip.sim.contention import LIMITS, Ints, Records
 from eclip.sim.pacing import Meter, Pacer
 from eclip.sim.tables import JointTables, KernelTables, kernels_of
 
+_AHEAD = 8  # requests of a worker, at least, that the core may know
 _CHUNK_NS = 50e6
 _BUFFER_ROWS = 1 << 16
 _GLIMPSE_WARMUP = 0.25  # of the window
@@ -99,6 +101,7 @@ class SimDevice(Closing):
             )
         if any(lane.priority for lane in plan.lanes):
             warnings.append("the simulator does not know stream priorities: the plan's do nothing")
+        warnings += account_warnings(plan)
         if plan.aliased:
             warnings.append(
                 f"{len(plan.lanes)} lanes share {plan.topology.hardware_queues} hardware queues: "
@@ -130,26 +133,32 @@ class SimSession(Submitting):
         self._pacer: Pacer | None = None
 
     def _begin_serving(
-        self, slots: int | Sequence[Sequence[Slot]], background: Collection[int]
+        self,
+        slots: int | Sequence[Sequence[Slot]],
+        background: Collection[int],
+        groups: Sequence[LoopGroup] | None,
     ) -> Desk:
         workers = len(self._program.plan.workers)
-        desk = Desk(slots_for(slots, workers, lambda worker: Slot()), background)
-        machine, state = self._served_machine(desk)
-        self._pacer = pacer = Pacer(machine, state, desk, self._meter)
+        desk = Desk(slots_for(slots, workers, lambda worker: Slot()), background, groups)
+        places = max(_AHEAD, *map(len, desk.slots))
+        machine, state = self._served_machine(desk, places)
+        self._pacer = pacer = Pacer(machine, state, desk, self._meter, places)
         desk.open(pacer)
         pacer.start()
         # Also when it is collected while it serves.
         self._end_serving = weakref.finalize(self, _end_serving, pacer, desk)
         return desk
 
-    def _served_machine(self, desk: Desk) -> tuple[events.Setup, events.State]:
-        """Room for as many arrivals as a worker has slots, and none so far."""
+    def _served_machine(self, desk: Desk, places: int) -> tuple[events.Setup, events.State]:
+        """With so many places for arrivals of each worker, and no arrival so far."""
         plan = self._program.plan
-        places = tuple(np.zeros(len(ring.rows), dtype=np.int64) for ring in desk.rings)
-        load = Load(label="submitted", seed=0, arrivals=places)
+        arrivals = tuple(np.zeros(places, dtype=np.int64) for _ in plan.workers)
+        load = Load(label="submitted", seed=0, arrivals=arrivals)
         machine = build_machine(self._program, self._tables, load, trace_ns=0)
         state = initial_state(machine, plan, load, 0.0, self._tables.profiles)
-        own = np.array([ring.marks[OWN] for ring in desk.rings])
+        own = np.zeros(len(plan.workers), dtype=bool)
+        for worker, (group, program) in enumerate(desk.places):
+            own[worker] = desk.doors.loops[group, OWN] == program
         state.workers["arrival_end"] = state.workers["next_arrival"]
         state.workers["closed"] = own
         state.workers["due"] = np.where(own, 0.0, np.inf)
@@ -225,6 +234,7 @@ class SimSession(Submitting):
 def _end_serving(pacer: Pacer, desk: Desk) -> None:
     pacer.stop()
     desk.close()
+    pacer.close()
 
 
 @dataclass(frozen=True)

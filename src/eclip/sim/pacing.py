@@ -11,7 +11,12 @@ Only this thread touches the core's state.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import heapq
+import itertools
+import os
+import select
 import threading
 import time
 from collections import deque
@@ -22,30 +27,34 @@ import numpy as np
 from eclip.core import credit, decide, rules
 from eclip.core.device import CLOSED
 from eclip.core.requests import (
+    ADDRESS,
     ARRIVAL,
     EXPIRES,
     FOREVER_NS,
     GIVEN_UP,
     HAS_EXPIRED,
+    HAS_FAILED,
+    OWN,
+    PROGRAM,
+    SEEN,
     SERVED,
     WAS_CANCELLED,
     WITH_RESULT,
     YIELDED,
-    Desk,
     Ints,
 )
+from eclip.desk import Desk
 from eclip.jit import compiled_with
 from eclip.sim import contention, events, stretches
-from eclip.sim.queues import WorkerQueue
+from eclip.sim.queues import Entry, GroupQueue, RingQueue, WorkerQueue
 
 # What is simulated ahead may be simulated again. Of a busy device this much takes well below a
 # millisecond.
 _AHEAD_NS = 5_000_000
 _KEPT = 1 << 14  # latenesses
 
-Change = tuple[
-    int, int, int, int
-]  # when, worker, number, and how it is to end; a result: it is new
+# When, which one after another, how it is to end (a result: it is new), of which group, and what.
+Change = tuple[int, int, int, int, Entry]
 
 
 @compiled_with(
@@ -145,39 +154,52 @@ class Timeline:
 
 
 class Pacer(threading.Thread):
-    """Serves a desk until it is stopped."""
+    """Serves a desk and the doors beside it until it is stopped."""
 
     def __init__(
-        self, machine: events.Setup, state: events.State, desk: Desk, meter: Meter
+        self, machine: events.Setup, state: events.State, desk: Desk, meter: Meter, places: int
     ) -> None:
-        """``machine`` has as many places for arrivals as each worker has slots."""
+        """``machine`` has so many places for arrivals of each worker."""
         super().__init__(name="eclip-sim", daemon=True)
         self._timeline = Timeline(machine, state, meter)
         self._desk = desk
-        firsts = np.cumsum([0, *(len(ring.rows) for ring in desk.rings)]).tolist()
         self._queues = [
-            WorkerQueue(machine, state, ring, worker, firsts[worker])
-            for worker, ring in enumerate(desk.rings)
+            WorkerQueue(
+                *(machine, state, worker, range(worker * places, (worker + 1) * places)),
+                bool(desk.doors.loops[group, OWN] == program),
+                desk.counts[worker],
+            )
+            for worker, (group, program) in enumerate(desk.places)
         ]
-        self._seen = [0] * len(desk.rings)  # of those submitted
-        self._deadlines: list[tuple[int, int, int]] = []  # a heap: when, worker, number
-        self._news = threading.Event()
+        self._groups = [
+            GroupQueue([self._queues[worker] for worker in group.workers]) for group in desk.groups
+        ]
+        self._rings: dict[tuple[int, int], RingQueue] = {}  # by group and place of a door
+        self._busy = [False] * len(desk.groups)
+        self._deadlines: list[Change] = []  # a heap
+        self._order = itertools.count()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._over = False
         self._lateness_ns: deque[int] = deque(maxlen=_KEPT)
         self._zero_ns = time.monotonic_ns()  # after compiling, which takes seconds
         self._now = 0  # simulated
 
-    def accepted(self, worker: int, now_ns: int) -> None:
-        self._news.set()
+    @property
+    def bells(self) -> list[int]:
+        return [self._bell] * len(self._groups)
 
-    def given_up(self, worker: int) -> None:
-        self._news.set()
+    def ring(self, group: int) -> None:
+        os.eventfd_write(self._bell, 1)
 
     def stop(self) -> None:
         self._over = True
-        self._news.set()
+        self.ring(0)
         if self.ident is not None:
             self.join()
+
+    def close(self) -> None:
+        """When it has stopped."""
+        os.close(self._bell)
 
     @property
     def lateness_ns(self) -> Ints:
@@ -188,31 +210,27 @@ class Pacer(threading.Thread):
         desk = self._desk
         try:
             while not self._over:
-                self._sleep_until(self.look_ahead())
+                left_s, due = None, self.look_ahead()
+                if due is not None:
+                    left_s = max(due + self._zero_ns - time.monotonic_ns(), 0) / 1e9
+                select.select([self._bell], [], [], left_s)
                 self.catch_up()
         except BaseException as error:
             desk.refuse("the simulator has failed; open another session", str(error))
             raise
         finally:
             desk.refuse(CLOSED)
-            for ring in desk.rings:
-                desk.answer_all(ring)
-
-    def _sleep_until(self, due: int | None) -> None:
-        if due is None:
-            self._news.wait()
-            return
-        left_ns = due + self._zero_ns - time.monotonic_ns()
-        if left_ns > 0:
-            self._news.wait(left_ns / 1e9)
+            for group in range(len(self._groups)):
+                desk.end(group)
 
     def catch_up(self) -> None:
         """Simulate what has happened up to the clock."""
-        for at, worker, number, outcome in self._take_changes():
+        for at, _, outcome, group, entry in self._take_changes():
             self._advance_to(at)
-            self._change(at, worker, number, outcome)
+            self._change(at, group, entry, outcome)
         self._advance_to(self._now)
         self._timeline.keep()
+        self._answer()
 
     def look_ahead(self, at_most: int | None = None) -> int | None:
         """Simulate what comes next if nothing happens, up to there at most; when to look at the
@@ -224,7 +242,7 @@ class Pacer(threading.Thread):
             horizon = min(horizon, self._deadlines[0][0])
         elif not any(queue.busy for queue in self._queues):
             return None
-        if not any(queue.waiting for queue in self._queues):
+        if not any(group.waiting for group in self._groups):
             return horizon  # nobody waits for the ends of what workers run for themselves
         # A nanosecond more, since ends are rounded.
         return self._timeline.ended[0][3] + 1 if self._timeline.run(horizon) else horizon
@@ -237,57 +255,101 @@ class Pacer(threading.Thread):
         self._give_out()
         while timeline.run(at):
             self._give_out()
-        rings = zip(self._desk.rings, timeline.own, timeline.yields, strict=True)
-        for ring, count, yields in rings:
-            ring.marks[SERVED] += count
-            ring.marks[YIELDED] = yields
+        for counts, own, yields in zip(
+            self._desk.counts, timeline.own, timeline.yields, strict=True
+        ):
+            counts[SERVED] += own
+            counts[YIELDED] = yields
         timeline.own[:] = 0
 
     def _give_out(self) -> None:
         if not self._timeline.ended:
             return
         for worker, _, start, end, _ in self._timeline.ended:
-            zero_ns = self._zero_ns
-            if self._queues[worker].ended(zero_ns + start, zero_ns + end):
+            zero_ns, (group, _) = self._zero_ns, self._desk.places[worker]
+            if self._groups[group].ended(worker, end, zero_ns + start, zero_ns + end):
                 self._lateness_ns.append(time.monotonic_ns() - zero_ns - end)
         self._timeline.ended = []
         self._timeline.keep()
-        self._desk.wake()
+        self._answer()
+
+    def _answer(self) -> None:
+        """All that is over, in the order of each ring."""
+        now_ns = time.monotonic_ns()
+        for (group, place), queue in list(self._rings.items()):
+            door = self._desk.doors.table[group, place]
+            if queue.entries and queue.answer(now_ns) and door[ADDRESS]:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_write(queue.wakeup, 1)
+            if not queue.entries and not door[ADDRESS]:  # it was shut
+                del self._rings[group, place]
+                door[SEEN] = 0
+        busy = [False] * len(self._groups)
+        for (group, _), queue in self._rings.items():
+            busy[group] |= bool(queue.entries)
+        for group, (before, after) in enumerate(zip(self._busy, busy, strict=True)):
+            if before != after:
+                account = self._desk.groups[group].account
+                self._desk.doors.accounts.count(account, 1 if after else -1, now_ns)
+        self._busy = busy
 
     def _take_changes(self) -> list[Change]:
         """In the order of time."""
         found: list[Change] = []
-        # Whoever submitted before `now` has put it into its ring and given news of it. Without the
-        # lock, news between the look and its clearing would be lost, and the request with them.
+        # A request submitted at the desk before `now` is in its ring, and news of it were given.
+        # Without the lock, news between the look and its clearing would be lost.
         with self._desk.lock:
-            news = self._news.is_set()
-            self._news.clear()
+            before, news = self._now, False
+            with contextlib.suppress(BlockingIOError):
+                news = os.eventfd_read(self._bell) > 0
             self._now = now = time.monotonic_ns() - self._zero_ns
-            for worker in range(len(self._queues)) if news else ():
-                found += self._news_of(worker)
+            for place, rings in enumerate(self._desk.doors.rings if news else ()):
+                for group in range(len(rings)):
+                    found += self._news_of(group, place, before)
         while self._deadlines and self._deadlines[0][0] <= now:
-            found.append((*heapq.heappop(self._deadlines), HAS_EXPIRED))
-        return sorted(found)
+            found.append(heapq.heappop(self._deadlines))
+        return sorted(found, key=lambda change: change[:3])
 
-    def _news_of(self, worker: int) -> Iterator[Change]:
-        ring = self._desk.rings[worker]
-        for number in range(ring.answered, ring.submitted):
-            row = ring.row(number).tolist()
-            arrival, expires = row[ARRIVAL] - self._zero_ns, row[EXPIRES] - self._zero_ns
-            if number >= self._seen[worker]:
-                yield arrival, worker, number, HAS_EXPIRED if expires <= arrival else WITH_RESULT
-                if arrival < expires and row[EXPIRES] != FOREVER_NS:
-                    heapq.heappush(self._deadlines, (expires, worker, number))
-            if row[GIVEN_UP]:
-                yield self._now, worker, number, WAS_CANCELLED
-        self._seen[worker] = ring.submitted
+    def _news_of(self, group: int, place: int, before: int) -> Iterator[Change]:
+        """Of a door, since the clock was ``before``."""
+        doors = self._desk.doors
+        is_open = bool(doors.table[group, place, ADDRESS])
+        queue = self._rings.get((group, place))
+        if queue is None:
+            if not is_open:  # shut before it was seen, or left
+                doors.table[group, place, SEEN] = 0
+                return
+            queue = RingQueue(doors.rings[place][group], doors.wakeups[place])
+            self._rings[group, place] = queue
+        for entry in queue.entries:
+            if queue.ring.row(entry.number)[GIVEN_UP]:
+                yield self._now, next(self._order), WAS_CANCELLED, group, entry
+        workers = self._desk.groups[group].workers
+        while is_open and queue.seen < queue.ring.submitted:
+            row = queue.ring.row(queue.seen)
+            # In a ring of another process it may be seen a little late, or come while we look.
+            at = min(max(row[ARRIVAL] - self._zero_ns, before), self._now)
+            expires = row[EXPIRES] - self._zero_ns
+            fits = 0 <= row[PROGRAM] < len(workers)
+            begin = functools.partial(doors.compute[place], group, row.tolist())
+            entry = Entry(queue.seen, workers[row[PROGRAM]] if fits else -1, begin)
+            queue.entries.append(entry)
+            queue.seen += 1
+            number = next(self._order)
+            if not fits:
+                yield at, number, HAS_FAILED, group, entry
+            elif expires <= at:
+                yield at, number, HAS_EXPIRED, group, entry
+            else:
+                yield at, number, WITH_RESULT, group, entry
+                if row[GIVEN_UP]:
+                    yield self._now, next(self._order), WAS_CANCELLED, group, entry
+                if row[EXPIRES] != FOREVER_NS:
+                    last: Change = (expires, next(self._order), HAS_EXPIRED, group, entry)
+                    heapq.heappush(self._deadlines, last)
 
-    def _change(self, at: int, worker: int, number: int, outcome: int) -> None:
-        queue, ring = self._queues[worker], self._desk.rings[worker]
+    def _change(self, at: int, group: int, entry: Entry, outcome: int) -> None:
         if outcome == WITH_RESULT:
-            queue.arrive(at, number)
-            return
-        answered = ring.answered
-        queue.end_early(at, at + self._zero_ns, number, outcome)
-        if ring.answered > answered:
-            self._desk.wake()
+            self._groups[group].arrive(at, entry)
+        else:
+            self._groups[group].end_early(at, at + self._zero_ns, entry, outcome)

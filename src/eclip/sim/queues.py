@@ -1,35 +1,147 @@
-"""A worker's submitted requests in the simulator: what its ring holds, as the core reads it.
+"""Submitted requests in the simulator: what a session's doors hold, as the core reads it.
 
-Between two calls of the core, arrivals are put into the worker's part of ``Setup.arrivals`` or
-taken out again, and a request that is to stop at its next joint is shortened to the stretches that
-it has launched. Times are the core's.
+Between two calls of the core, arrivals are put into a worker's part of ``Setup.arrivals`` or taken
+out again, and a request that is to stop at its next joint is shortened to the stretches that it has
+launched. Times are the core's.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from eclip.core.credit import charge, expect
-from eclip.core.requests import HAS_EXPIRED, OWN, SERVED, WITH_RESULT, Ring
+from eclip.core.requests import HAS_EXPIRED, HAS_FAILED, SERVED, WITH_RESULT, Ints, Ring
 from eclip.sim import events
 from eclip.sim.stretches import AT_JOINT, DELAY, IDLE
+
+Ended = tuple[int, int, int]  # start and end by the clock, and the outcome
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """A row of a ring that is not answered."""
+
+    number: int
+    worker: int
+    begin: Callable[[], Future[Any] | None]  # what is computed while the core takes its time
+    work: Future[Any] | None = None
+    in_core: bool = False
+    ended: Ended | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.ended is not None and (self.work is None or self.work.done())
+
+
+class RingQueue:
+    """The rows of a ring that are not answered, in their order: that is how they are answered."""
+
+    def __init__(self, ring: Ring, wakeup: int) -> None:
+        self.ring = ring
+        self.wakeup = wakeup
+        self.entries: deque[Entry] = deque()
+        self.seen = ring.answered  # of those submitted
+        self._ended_ns = 0
+
+    def answer(self, now_ns: int) -> int:
+        """Those that are over and whose turn has come: how many."""
+        count = 0
+        while self.entries and self.entries[0].is_over:
+            entry = self.entries.popleft()
+            assert entry.ended is not None
+            start_ns, end_ns, outcome = entry.ended
+            if entry.work is not None:
+                end_ns = max(end_ns, now_ns)
+                if outcome == WITH_RESULT and entry.work.exception() is not None:
+                    outcome = HAS_FAILED
+            if not entry.in_core:
+                start_ns = end_ns = max(end_ns, self._ended_ns)
+            self._ended_ns = end_ns
+            self.ring.answer(start_ns, end_ns, outcome)
+            count += 1
+        return count
+
+
+class GroupQueue:
+    """The entries of a group that the core has not ended. Those of one worker wait in the core, in
+    whose time they follow each other; others follow when these have ended."""
+
+    def __init__(self, queues: Sequence[WorkerQueue]) -> None:
+        self._queues = {queue.worker: queue for queue in queues}
+        self._entries: deque[Entry] = deque()
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self._entries)
+
+    def arrive(self, at: int, entry: Entry) -> None:
+        self._entries.append(entry)
+        self._hand_on(at)
+
+    def end_early(self, at: int, at_ns: int, entry: Entry, outcome: int) -> None:
+        """Without a result: at once (``at_ns`` is the clock's), or at its next joint. What has no
+        joint left stays as it is."""
+        if entry.ended is not None:
+            return
+        if entry.in_core:
+            queue = self._queues[entry.worker]
+            if not queue.end_early(at, entry, outcome):
+                return
+            entry.in_core = False
+        if entry in self._entries:
+            self._entries.remove(entry)
+        entry.ended = (at_ns, at_ns, outcome)
+        self._hand_on(at)
+
+    def ended(self, worker: int, at: int, start_ns: int, end_ns: int) -> bool:
+        """The core has ended a request of a worker; whether it was submitted."""
+        found = self._queues[worker].ended()
+        if found is None:
+            return False
+        entry, outcome = found
+        self._entries.remove(entry)
+        entry.ended = (start_ns, end_ns, outcome)
+        self._hand_on(at)
+        return True
+
+    def _hand_on(self, at: int) -> None:
+        for entry in self._entries:
+            queue = self._queues[entry.worker]
+            if entry.worker != self._entries[0].worker or queue.full:
+                return
+            if not entry.in_core:
+                entry.in_core = True
+                entry.work = entry.begin()
+                queue.arrive(at, entry)
 
 
 class WorkerQueue:
     """Nothing here is changed while the core runs ahead of the clock."""
 
     def __init__(
-        self, machine: events.Setup, state: events.State, ring: Ring, worker: int, first: int
+        self,
+        machine: events.Setup,
+        state: events.State,
+        worker: int,
+        part: range,
+        own: bool,
+        counts: Ints,
     ) -> None:
-        """``first``: where its part of the arrivals begins; it has a place for each row."""
-        self.ring = ring
-        self.waiting: deque[int] = deque()  # numbers of those that the core has, the running one's
-        self._over: dict[int, int] = {}  # outcomes of those that will not begin, by number
+        """``part``: its places in the arrivals. ``own``: it runs requests of its own while none
+        waits. ``counts``: what it has counted, here."""
+        self.worker = worker
+        self.waiting: deque[Entry] = deque()  # those that the core has, the running one's too
+        self._own = own
+        self._counts = counts
         self._runs_own = False  # the one that ends next is its own, though others wait
         self._stopping = WITH_RESULT  # how the one that runs will end
-        self._first, self._end = first, first + len(ring.rows)
+        self._first, self._end = part.start, part.stop
         self._arrivals = machine.arrivals
         self._given = machine.stretches.joints[worker]
         self._stretches = int(self._given["stretches"])
@@ -37,18 +149,22 @@ class WorkerQueue:
         self._row = state.workers[worker]
         self._progress = state.joined.progress[worker]
         self._unsettled = state.joined.unsettled
-        self._board, self._number = state.joined.board, worker
+        self._board = state.joined.board
 
     @property
     def busy(self) -> bool:
-        return bool(self.waiting or self.ring.marks[OWN] or self._row["phase"] != IDLE)
+        return bool(self.waiting or self._own or self._row["phase"] != IDLE)
 
-    def arrive(self, at: int, number: int) -> None:
+    @property
+    def full(self) -> bool:
+        return len(self.waiting) >= self._end - self._first
+
+    def arrive(self, at: int, entry: Entry) -> None:
         row = self._row
         self._make_room()
         self._arrivals[row["arrival_end"]] = at
         row["arrival_end"] += 1
-        self.waiting.append(number)
+        self.waiting.append(entry)
         if row["closed"]:
             row["closed"] = 0
             self._runs_own = bool(row["phase"] != IDLE)
@@ -56,62 +172,47 @@ class WorkerQueue:
             row["due"] = max(float(at), float(self._clock["now"]))
         elif self._given["request_ns"]:
             before_ns = (len(self.waiting) - 1) * int(self._given["request_ns"])
-            expect(self._board, self._number, at + int(self._given["bound_ns"]), before_ns, at)
+            expect(self._board, self.worker, at + int(self._given["bound_ns"]), before_ns, at)
 
-    def end_early(self, at: int, at_ns: int, number: int, outcome: int) -> None:
-        """Without a result: now (``at_ns`` is the clock's), when its turn comes, or at its next
-        joint. What has ended, and what has no joint left, stays as it is."""
-        if number < self.ring.answered or number in self._over:
-            return
-        if number not in self.waiting:
-            self._over[number] = outcome
-        elif self._has_begun(number):
+    def end_early(self, at: int, entry: Entry, outcome: int) -> bool:
+        """Whether it is taken out; one that has begun stops at its next joint."""
+        if self._has_begun(entry):
             self._stop_at_joint(at, outcome)
-            return
-        else:
-            self._take_out(number)
-            self._over[number] = outcome
-            if outcome == HAS_EXPIRED:
-                charge(self._board, self._number, True, False, at)
-        self._answer_over(at_ns)
+            return False
+        self._take_out(entry)
+        if outcome == HAS_EXPIRED:
+            charge(self._board, self.worker, True, False, at)
         self._go_on()
+        return True
 
-    def ended(self, start_ns: int, end_ns: int) -> bool:
-        """The core has ended a request, between these times of the clock; whether somebody had
-        submitted it."""
-        submitted = not self._runs_own
-        if submitted:
-            self.waiting.popleft()
-            self.ring.marks[SERVED] += self._stopping == WITH_RESULT
-            self.ring.answer(start_ns, end_ns, self._stopping)
+    def ended(self) -> tuple[Entry, int] | None:
+        """The core has ended a request: which one, and how; None: its own."""
+        found = None
+        if self._runs_own or not self.waiting:
+            self._runs_own = False
+            self._counts[SERVED] += 1
+        else:
+            found = self.waiting.popleft(), self._stopping
+            self._counts[SERVED] += self._stopping == WITH_RESULT
             self._stopping = WITH_RESULT
             # The next request is a whole one again; it may have begun.
             self._given["stretches"] = self._stretches
             self._unsettled[0] = 1
-            self._answer_over(end_ns)
-        else:
-            self._runs_own = False
-            self.ring.marks[SERVED] += 1
         self._go_on()
-        return submitted
-
-    def _answer_over(self, now_ns: int) -> None:
-        """Those that will not begin and whose turn has come."""
-        while (outcome := self._over.pop(self.ring.answered, None)) is not None:
-            self.ring.answer(now_ns, now_ns, outcome)
+        return found
 
     def _go_on(self) -> None:
         """With requests of its own, if it is background and nothing else waits."""
-        if self.ring.marks[OWN] and not self.waiting:
+        if self._own and not self.waiting:
             self._row["closed"] = 1
             self._runs_own = False
             if self._row["phase"] == IDLE:
                 self._row["due"] = self._clock["now"]
 
-    def _has_begun(self, number: int) -> bool:
+    def _has_begun(self, entry: Entry) -> bool:
         """The first one's arrival was taken."""
         untaken = int(self._row["arrival_end"] - self._row["next_arrival"])
-        return number == self.waiting[0] and untaken < len(self.waiting)
+        return entry is self.waiting[0] and untaken < len(self.waiting)
 
     def _make_room(self) -> None:
         """At the end of its part of the arrivals: those that wait go to its beginning."""
@@ -123,10 +224,10 @@ class WorkerQueue:
         row["next_arrival"] = self._first
         row["arrival_end"] = self._first + len(untaken)
 
-    def _take_out(self, number: int) -> None:
+    def _take_out(self, entry: Entry) -> None:
         row, arrivals = self._row, self._arrivals
-        behind = len(self.waiting) - self.waiting.index(number)
-        self.waiting.remove(number)
+        behind = len(self.waiting) - self.waiting.index(entry)
+        self.waiting.remove(entry)
         end = int(row["arrival_end"])
         arrivals[end - behind : end - 1] = arrivals[end - behind + 1 : end].copy()
         row["arrival_end"] = end - 1

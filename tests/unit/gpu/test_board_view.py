@@ -6,9 +6,11 @@ import os
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from eclip.core.plan import Promise
+from eclip.core import rules
+from eclip.core.plan import P99_GAIN, Promise
 from eclip.core.rules import (
     BUSY_SINCE,
     DEADLINE,
@@ -58,6 +60,21 @@ def test_workers_are_seen_with_what_they_say(path: Path) -> None:
         assert (second.name, second.tier, second.state) == ("vgg19", "background", "idle")
         assert (second.bound_ms, second.slack_ms, second.p99_ms) == (None, None, None)
     assert look(path).workers == ()
+
+
+def test_a_service_is_seen_with_its_account_also_where_another_row_holds_it(path: Path) -> None:
+    with open_board(path) as board:
+        promise = msgspec.structs.replace(PROMISE, gain=P99_GAIN)
+        first, second = (board.claim(promise, beats=False) for _ in range(2))
+        board.claim(PROMISE, beats=False)
+        board.words[second, rules.ACCOUNT] = first
+        board.words[first, [rules.CREDIT, rules.COUNTED, rules.LATE]] = -1_500_000, 400, 6
+        *both, without = look(path).workers
+        for seen in both:
+            assert (seen.credit, seen.strict, seen.late, seen.counted) == (-1.5, "spent", 6, 400)
+        assert (without.credit, without.strict, without.late) == (None, None, None)
+        board.words[first, rules.STRICT] = 0
+        assert {seen.strict for seen in look(path).workers[:2]} == {""}
 
 
 @pytest.mark.parametrize(

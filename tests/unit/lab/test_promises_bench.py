@@ -1,14 +1,21 @@
 """lab/promises.py: random cases repeat themselves, devices differ, and its tables count rightly."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from lab import promises
 from lab.support.kept import Row, read_rows
-from lab.support.promise_runs import Trial, rows_of_case
+from lab.support.promise_runs import KEPT, Stand, Trial, most_paid, rows_of_case
 from lab.support.promise_tables import interval_of, share_of_hindsight
-from lab.support.random_cases import begun_after, draw_case, draw_device
+from lab.support.random_cases import RandomCase, begun_after, draw_case, draw_device
+
+from eclip.contest.confirm.plans import make_plan, policy_options, simulated_promises
+from eclip.core.credit import IN_TIME, MOST_CREDIT, PAID, WAS_STRICT
+from eclip.core.plan import MOST_GAIN
+from eclip.planner.case import make_case
+from eclip.planner.evaluate import SimEvaluator
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -82,3 +89,46 @@ def test_a_share_of_hindsight_needs_something_to_gain() -> None:
 
     assert share_of_hindsight(row(0.6, 0.7)) == pytest.approx(0.5)
     assert share_of_hindsight(row(0.5, 0.504)) is None
+
+
+def test_paid_requests_of_a_run_never_exceed_the_credit() -> None:
+    in_time, paid, strict = 1 + 4 * IN_TIME, 1 + 4 * PAID, 1 + 4 * WAS_STRICT
+    assert most_paid(np.array([in_time, paid, paid, in_time, strict]), 0.5) == 2.0
+    assert most_paid(np.array([paid, in_time, in_time, paid]), 0.5) == 1.0
+    assert most_paid(np.array([in_time] * 9), 0.5) == 0.0
+
+
+def example(bound: str, seeds: range, requests: int, batches: int) -> list[tuple[Row, Row]]:
+    """Rows of yield and search, by seed, on the calibration and on a device that differs."""
+    case = make_case(f"bert:1@300rps/{bound},vgg19:32@background")
+    evaluator = SimEvaluator.of(case)
+    options = policy_options(mix=case.mix, batches=batches, seed=0)
+    options = replace(options, promises=simulated_promises(case, evaluator))
+    plans = [make_plan(case, way, options, evaluator) for way in ("yield", "search")]
+    rows = []
+    for device in (0, 8):
+        drawn = draw_device(case.calibration, device)
+        stand = Stand.of(drawn, RandomCase(0, case, 0.3, ()), plans)
+        for seed in seeds:
+            ours, theirs = (stand.run(plan, requests / 300, seed, None) for plan in plans[::-1])
+            rows.append((theirs, ours))
+    return rows
+
+
+def check(rows: list[tuple[Row, Row]], requests: int) -> None:
+    for theirs, ours in rows:
+        assert ours["background"] >= 0.99 * theirs["background"]
+        assert max(ours["paid"]) <= MOST_CREDIT
+        # Late at most as often as an account allows beside what strict operation is late.
+        allowed = theirs["late"][0] + MOST_GAIN + MOST_CREDIT / requests
+        assert ours["late"][0] <= max(KEPT, allowed)
+
+
+def test_a_service_is_late_no_more_than_its_account_allows() -> None:
+    check(example("2x", range(1, 2), 3_000, batches=0), 3_000)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("bound", ["1.1x", "1.5x", "2x"])
+def test_services_are_late_no_more_than_their_accounts_allow_in_twenty_seeds(bound: str) -> None:
+    check(example(bound, range(1, 21), 10_000, batches=12), 10_000)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from eclip.core.requests import WITH_RESULT, Ring
 from eclip.server.config import ServiceSettings
 from eclip.server.control import ServiceSpec
 from eclip.server.counters import WORDS, Count
 from eclip.server.device.models import info_of, slots_of, tensors_of
 from eclip.server.front.front_queue import FrontQueue
-from eclip.server.front.open_service import OpenService
-from eclip.server.link import OK, Answer, DeviceOrder, Link, Slots
+from eclip.server.front.open_service import OpenService, collect
+from eclip.server.front.replica import OpenBatch, Replica
+from eclip.server.link import Signal, Slots
 from eclip.server.messages import InferRequest, Reason, RefusedError, Tensor
 from eclip.server.tensors import DATATYPES
 
@@ -50,20 +53,40 @@ class Loop:
         return timer
 
 
+@dataclass
+class Order:
+    """A batch that was submitted."""
+
+    service: int
+    bucket: int
+    rows: int
+
+
+class NotedReplica(Replica):
+    """Submits, and notes what."""
+
+    def __init__(self, front: Front, spec: ServiceSpec, place: int) -> None:
+        super().__init__(1, place, Ring(spec.slots.count), front.bell)
+        self._front, self._spec = front, spec
+
+    def submit(self, batch: OpenBatch, slot: int, program: int, rows: int, due_ns: int) -> None:
+        super().submit(batch, slot, program, rows, due_ns)
+        self._front.orders.append(Order(self._spec.id, self._spec.buckets[program], rows))
+
+    def end(self, start_ns: int, end_ns: int) -> None:
+        self._ring.answer(start_ns, end_ns, WITH_RESULT)
+
+
 class Front:
     """Services of 1 ms in a batch of 1, and 2 ms in one of 8."""
 
     def __init__(self, stack: ExitStack) -> None:
         self.loop = Loop()
-        self.orders: list[DeviceOrder] = []
+        self.orders: list[Order] = []
         self.elsewhere = 0
+        self.bell = stack.enter_context(Signal()).descriptor
         row = memoryview(bytearray(8 * WORDS)).cast("q")
-        link = SimpleNamespace(
-            orders=SimpleNamespace(push=self.orders.append),
-            ordered=SimpleNamespace(raise_=lambda: None),
-        )
         self.front_queue = FrontQueue(
-            cast(Any, link),
             cast(Any, self.loop),
             row,
             lambda: row[Count.TAKEN] + self.elsewhere,
@@ -97,7 +120,11 @@ class Front:
         )
         slots = self._stack.enter_context(Slots.create(spec.slots))
         counted = memoryview(bytearray(8 * WORDS)).cast("q")
-        return OpenService(spec, slots, counted, self.front_queue)
+        service = OpenService(spec, slots, counted, self.front_queue)
+        service.on_device.replicas = [
+            NotedReplica(self, spec, place) for place in range(made.replicas)
+        ]
+        return service
 
     def ask(self, service: OpenService, priority: int = 0, timeout_ns: int | None = None) -> Any:
         """Its future."""
@@ -127,13 +154,10 @@ class Front:
 
     def end(self, service: OpenService, took_ns: int = 1 * MS) -> None:
         """The batch of it that was ordered first."""
-        batch = next(iter(service._batches.values()))
-        spec, now_ns = service.spec, self.loop.now_ns
-        for index, tensor in enumerate(spec.info.outputs, len(spec.info.inputs)):
-            shape = (len(batch.requests), *tensor.shape)
-            service.slots.array(batch.slot, index, shape, DATATYPES[tensor.datatype].dtype)
-        words = (batch.ticket, spec.id, batch.slot, OK, now_ns - took_ns, now_ns)
-        service.take(Answer(*words))
+        replica, now_ns = next(iter(service.on_device)).replica, self.loop.now_ns
+        assert isinstance(replica, NotedReplica)
+        replica.end(now_ns - took_ns, now_ns)
+        collect(service)
         self.front_queue.advance()
 
     @property
@@ -288,7 +312,7 @@ def test_a_short_batch_that_would_be_late_slips_in(front: Front) -> None:
     for service in (long, patient, urgent):
         front.ask(service)  # each may have one
     for service in (patient, urgent):
-        for one in service._batches.values():
+        for one in service.on_device:
             one.expected_ns = 5.0 * MS
     front.orders.clear()
     front.ask(patient)
@@ -361,33 +385,33 @@ def test_a_device_process_that_died_leaves_no_room_taken(front: Front) -> None:
         front.ask(service)
     assert front.front_queue.full
     front.front_queue.epoch = 0
+    replicas = service.on_device.replicas
     service.run_again()
     assert not front.front_queue.full
+    assert not any(service.row[Count.OPEN : Count.OPEN + len(replicas)])
     front.orders.clear()
     front.front_queue.epoch = 2
+    front.front_queue.advance()
+    assert front.ran == []  # its loops are not known yet
+    service.on_device.replicas = [NotedReplica(front, service.spec, place) for place in range(4)]
     front.front_queue.advance()
     assert len(front.ran) == 1  # all four in one batch
 
 
 def test_a_batch_that_cannot_be_ordered_ends_and_the_next_one_runs(front: Front) -> None:
     """So many nanoseconds fit into no ring: before, the service never ran again."""
-    ring, link = Link.create(), front.front_queue.link
-    front.front_queue.link = ring
     service = front.open("a", None)
     futures = [front.ask(service, timeout_ns=1 << 63) for _ in range(service.spec.slots.count + 1)]
     reasons = [future.error.reason for future in futures]
     assert reasons == [Reason.FAILED] * len(futures)
     assert service.idle and service.row[Count.WAITING] == service.row[Count.RUNNING] == 0
-    assert list(ring.orders.take()) == []
-    ring.close()
-    front.front_queue.link = link
+    assert front.ran == [] and not any(replica.batches for replica in service.on_device.replicas)
     future = front.ask(service)
     front.end(service)
     assert future.result is not None
 
 
 def test_a_client_that_left_keeps_no_other_of_its_batch_from_an_answer(front: Front) -> None:
-    ring = front.front_queue.link = Link.create()
     service = front.open("a", None)
     front.front_queue.epoch = 0  # both wait, and are one batch
     gone, other = (front.ask(service, timeout_ns=1 << 63) for _ in range(2))
@@ -395,4 +419,30 @@ def test_a_client_that_left_keeps_no_other_of_its_batch_from_an_answer(front: Fr
     front.front_queue.epoch = 1
     service.advance()
     assert (gone.error.reason, other.error.reason) == (Reason.CANCELLED, Reason.FAILED)
-    ring.close()
+
+
+def test_a_batch_goes_where_all_fronts_have_the_fewest(front: Front) -> None:
+    """Other fronts have batches open at the first two of four replicas."""
+    service = front.open("a", 100.0, (0.1, 0.1))
+    service.on_device.total = lambda word: service.row[word] + (word - Count.OPEN < 2)
+    for _ in range(4):
+        front.ask(service)
+    assert [batch.replica.place for batch in service.on_device] == [2, 3, 0, 1]
+
+
+def test_a_batch_that_an_ended_generation_has_left_runs_in_the_next_one(front: Front) -> None:
+    """As of a front that was stopped while its server deployed: nobody has died, so it may be run
+    again once more."""
+    service = front.open("a", 100.0)
+    future = front.ask(service)
+    old = next(iter(service.on_device))
+    service.on_device.replicas = [NotedReplica(front, service.spec, place) for place in range(4)]
+    for replica in service.on_device.replicas:
+        replica.generation = 2
+    assert not service.on_device.have_moved
+    service.run_again(2)
+    front.front_queue.advance()
+    new = next(iter(service.on_device))
+    assert service.on_device.have_moved and new is not old and len(front.ran) == 2
+    front.end(service)
+    assert future.result is not None and service.idle

@@ -1,4 +1,4 @@
-"""The link between a front and the device process, and counters: shared memory with one writer."""
+"""What a front and the device process share, and counters: memory whose words have one writer."""
 
 from __future__ import annotations
 
@@ -13,61 +13,77 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eclip.core.requests import (
+    ARRIVAL,
+    DUE,
+    END,
+    EXPIRES,
+    PROGRAM,
+    SLOT,
+    START,
+    WITH_RESULT,
+    Ring,
+)
+from eclip.core.requests import ROWS as REQUEST_ROWS
 from eclip.errors import DeviceError
 from eclip.server.counters import Count, CounterPages, add, count, count_in, count_refused
 from eclip.server.front.status import p99_ms, percentile_ms
-from eclip.server.link import ENTRIES, DeviceOrder, Link, SlotLayout, Slots, allocate
+from eclip.server.link import Signal, SlotLayout, Slots, allocate, map_rings, rings_bytes
 from eclip.server.messages import Reason
 from waiting import PATIENCE_S
 
+# --- Rings --------------------------------------------------------------------------------------
 
-@pytest.fixture
-def link() -> Iterator[Link]:
-    with Link.create() as link:
-        yield link
+ROWS = 16
 
 
-def order(ticket: int) -> DeviceOrder:
-    return DeviceOrder(1, ticket, 2, 3, 4, 5, 6, 7)
+def shared_ring() -> tuple[Ring, int]:
+    """A ring, and the descriptor of its memory."""
+    memory = allocate("eclip-test", rings_bytes([ROWS]))
+    (ring,) = map_rings(os.dup(memory), [ROWS])
+    return ring, memory
 
 
-def test_entries_come_out_once_and_in_order(link: Link) -> None:
-    for ticket in range(5):
-        link.orders.push(order(ticket))
-    assert [DeviceOrder(*words).ticket for words in link.orders.take()] == [0, 1, 2, 3, 4]
-    assert list(link.orders.take()) == []
-    assert list(link.answers.take()) == []  # the other ring is another one
+def put(ring: Ring, number: int) -> None:
+    """Words that all tell the number."""
+    ring.put(number, number, number, program=number, rows=number, due_ns=number)
 
 
-def test_a_full_ring_refuses_and_goes_on(link: Link) -> None:
-    for ticket in range(ENTRIES):
-        link.orders.push(order(ticket))
-    with pytest.raises(DeviceError, match="a ring is full"):
-        link.orders.push(order(-1))
-    taken = link.orders.take()
-    assert DeviceOrder(*next(taken)).ticket == 0
-    link.orders.push(order(ENTRIES))
-    rest = [DeviceOrder(*words).ticket for words in taken]
-    rest += [DeviceOrder(*words).ticket for words in link.orders.take()]
-    assert rest == list(range(1, ENTRIES + 1))
+def told(ring: Ring, number: int) -> set[int]:
+    row = ring.row(number)
+    return {row[word] for word in (ARRIVAL, EXPIRES, SLOT, PROGRAM, REQUEST_ROWS, DUE)}
+
+
+def test_rings_of_one_memory_are_apart() -> None:
+    memory = allocate("eclip-test", rings_bytes([2, 3, 1]))
+    ours, theirs = map_rings(os.dup(memory), [2, 3, 1]), map_rings(memory, [2, 3, 1])
+    for number in range(3):
+        put(ours[1], number)
+    assert [ring.submitted for ring in theirs] == [0, 3, 0]
+    assert [told(theirs[1], number) for number in range(3)] == [{0}, {1}, {2}]
+    theirs[1].answer(5, 6, WITH_RESULT)
+    assert [ring.answered for ring in ours] == [0, 1, 0]
+    assert not ours[0].words.any() and not ours[2].words.any()
 
 
 _ANSWERER = """
 import sys
-from eclip.server.link import Link
-link = Link(tuple(map(int, sys.argv[1:4])))
+from eclip.core.requests import ARRIVAL, WITH_RESULT
+from eclip.server.link import map_rings
+(ring,) = map_rings(int(sys.argv[1]), [int(sys.argv[2])])
 while True:
-    for words in link.orders.take():
-        link.answers.push(words)
+    while ring.open:
+        number = ring.row(ring.answered)[ARRIVAL]
+        ring.answer(number, number, WITH_RESULT)
 """
 
 
 @contextlib.contextmanager
-def other_process(link: Link, program: str) -> Iterator[subprocess.Popen[bytes]]:
-    """At the other end of the link, until the block ends."""
+def other_process(memory: int, program: str) -> Iterator[subprocess.Popen[bytes]]:
+    """At the other end of the ring, until the block ends."""
     process = subprocess.Popen(
-        [sys.executable, "-c", program, *map(str, link.descriptors)],
-        pass_fds=link.descriptors,
+        [sys.executable, "-c", program, str(memory), str(ROWS)],
+        pass_fds=[memory],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
     try:
@@ -75,62 +91,57 @@ def other_process(link: Link, program: str) -> Iterator[subprocess.Popen[bytes]]
     finally:
         process.kill()
         process.wait(PATIENCE_S)
+        os.close(memory)
 
 
-def test_two_processes_lose_and_double_nothing(link: Link) -> None:
-    """As many entries as take the counts beyond two bytes, with few open at a time: so no ring is
-    ever full, and none may look as if it were."""
-    total, most_open = 70_000, 256
-    sent, seen = 0, 0
-    with other_process(link, _ANSWERER) as answerer:
+def test_two_processes_lose_and_double_nothing() -> None:
+    """As many rows as take the counts beyond two bytes."""
+    total, seen = 70_000, 0
+    ring, memory = shared_ring()
+    with other_process(memory, _ANSWERER) as answerer:
         while seen < total:
-            while sent < min(seen + most_open, total):
-                link.orders.push(order(sent))
-                sent += 1
-            for words in link.answers.take():
-                assert DeviceOrder(*words) == order(seen)
+            while ring.submitted < min(seen + ROWS, total):
+                put(ring, ring.submitted)
+            while seen < ring.answered:
+                assert (ring.row(seen)[START], ring.row(seen)[END]) == (seen, seen)
                 seen += 1
             assert answerer.poll() is None
 
 
 _WRITER = """
 import sys
-from eclip.errors import DeviceError
-from eclip.server.link import DeviceOrder, Link
-link = Link(tuple(map(int, sys.argv[1:4])))
-ticket = 0
+from eclip.server.link import map_rings
+(ring,) = map_rings(int(sys.argv[1]), [int(sys.argv[2])])
 while True:
-    try:
-        link.orders.push(DeviceOrder(1, ticket, *[ticket] * 6))
-    except DeviceError:  # full
-        continue
-    ticket += 1
-    link.ordered.raise_()
+    number = ring.submitted
+    if number - ring.answered < int(sys.argv[2]):
+        ring.put(number, number, number, program=number, rows=number, due_ns=number)
 """
 
 
-def test_a_writer_that_is_killed_leaves_whole_entries(link: Link) -> None:
+def test_a_writer_that_is_killed_leaves_whole_rows() -> None:
     """At whatever instruction it dies, what can be read is a beginning of what it wrote."""
-    seen: list[DeviceOrder] = []
-    with other_process(link, _WRITER):
-        while len(seen) < 3_000:
-            seen += [DeviceOrder(*words) for words in link.orders.take()]
-    seen += [DeviceOrder(*words) for words in link.orders.take()]
-    assert [one.ticket for one in seen] == list(range(len(seen)))
-    assert all(one.epoch == one.ticket for one in seen)
-    link.reset()
-    assert list(link.orders.take()) == []
-    link.orders.push(order(1))
-    assert len(list(link.orders.take())) == 1
+    ring, memory = shared_ring()
+
+    def read() -> None:
+        while ring.open:
+            assert told(ring, ring.answered) == {ring.answered}
+            ring.answer(0, 0, WITH_RESULT)
+
+    with other_process(memory, _WRITER):
+        while ring.answered < 3_000:
+            read()
+    read()
 
 
-def test_a_signal_wakes_and_is_cleared(link: Link) -> None:
-    link.ordered.raise_()
-    link.ordered.raise_()
-    link.ordered.clear()
-    link.ordered.clear()  # nothing there is no error
-    with pytest.raises(BlockingIOError):
-        os.eventfd_read(link.ordered.descriptor)
+def test_a_signal_wakes_and_is_cleared() -> None:
+    with Signal() as signal:
+        signal.raise_()
+        signal.raise_()
+        signal.clear()
+        signal.clear()  # nothing there is no error
+        with pytest.raises(BlockingIOError):
+            os.eventfd_read(signal.descriptor)
 
 
 # --- Slots ------------------------------------------------------------------------------------

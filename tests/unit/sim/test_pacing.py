@@ -25,7 +25,6 @@ from eclip.errors import DeviceError, FullError
 from eclip.models.synthetic import synthetic_profile
 from eclip.planner.joints import JointRules, give_way
 from eclip.sim.device import SimDevice, SimSession
-from eclip.sim.pacing import Pacer
 from simulations import CALIBRATIONS, H200, flat_profile, pinned
 from waiting import until
 
@@ -121,24 +120,24 @@ def test_submitted_requests_end_as_in_a_run_with_their_arrivals(seed: int, joint
     assert len(late) == count
 
 
-def test_a_request_submitted_while_the_pacer_looks_for_news_is_not_lost() -> None:
+def test_a_request_submitted_while_the_pacer_looks_for_news_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     profiles = profiles_of(0)
     plan = pinned(profiles, ["0-15"] * WORKERS, H200)
     with opened(plan, profiles) as session:
         session.serve(slots=4)
         submitting = threading.Thread(target=session.submit, args=(1, 0))
+        read = os.eventfd_read
 
-        class Interrupted(threading.Event):
-            def is_set(self) -> bool:
-                found = super().is_set()
-                if found and submitting.ident is None:
-                    submitting.start()
-                    submitting.join(0.1)  # or it waits for us
-                    return False  # as it was a moment before
-                return found
+        def interrupted(descriptor: int) -> int:
+            found = read(descriptor)
+            if threading.current_thread().name == "eclip-sim" and submitting.ident is None:
+                submitting.start()
+                submitting.join(0.1)  # or it waits for us
+            return found
 
-        (pacer,) = (one for one in threading.enumerate() if isinstance(one, Pacer))
-        pacer._news.__class__ = Interrupted
+        monkeypatch.setattr(os, "eventfd_read", interrupted)
         session.submit(0, 0)
         assert len(wait_for(session, 2)) == 2
         submitting.join()

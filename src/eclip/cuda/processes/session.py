@@ -27,7 +27,6 @@ from eclip.core.device import Closing, Window, check_load
 from eclip.core.load import CLOSED_LOOP, Load
 from eclip.core.memory import check_memory, memory_of_plan
 from eclip.core.plan import Plan, Processes
-from eclip.core.requests import Submitting
 from eclip.core.runlog import RunLog
 from eclip.core.topology import Topology
 from eclip.cuda.processes.child import Attachment, Facts, Failure, Job, Order, Served, now_ns
@@ -40,6 +39,7 @@ from eclip.cuda.processes.mps import (
     client_variables,
     python_path,
 )
+from eclip.desk import Submitting
 from eclip.errors import DeviceError, MismatchError, UsageError
 from eclip.gpu.board import Board, private_board
 from eclip.gpu.energy import EnergyCounter, mean_power_w

@@ -1,29 +1,29 @@
-"""A generation: one deployment as it runs in the device process, from orders to answers.
+"""A generation: one deployment as it runs in the device process.
 
-Of an instance one bucket runs at a time; a second batch is handed to the session only behind one of
-the same bucket, where the session keeps their order. On a device that only takes the time, a CPU
-function computes meanwhile in a thread, and the answer leaves when both have ended.
+Every instance of a service is a group of the session: its buckets are the group's workers, and one
+of them runs at a time. Fronts put batches into the rings of the groups themselves, and loops answer
+there. So nothing here is on a request's way, but for CPU functions: on a device that only takes the
+time, a function computes meanwhile in a thread, and the answer leaves when both have ended.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import msgspec
-import numpy as np
 
 from eclip.capture.sources import make_source
-from eclip.core.device import CANCELLED, EXPIRED, Closing, Completion, Device, Session, Slot
+from eclip.core.device import Closing, Device, Session, Slot
 from eclip.core.plan import Plan
 from eclip.core.program import lower
+from eclip.core.requests import ROWS, SLOT, Compute, LoopGroup, Ring
 from eclip.errors import DeviceError, EclipError
 from eclip.files import store
-from eclip.server import link
 from eclip.server.control import Deployment, ServiceSpec
 from eclip.server.device.deploying import profiles_of
 from eclip.server.device.host import host_of
@@ -35,42 +35,12 @@ from eclip.server.device.models import (
     find_function,
 )
 from eclip.server.device.parts import Parts
-from eclip.server.link import IN_FLIGHT, Answer, DeviceOrder, Link, Slots
+from eclip.server.link import Slots
 from eclip.server.log import report
 from eclip.server.messages import Tensor
 from eclip.server.tensors import DATATYPES, from_raw, to_raw
 
 _WARM_S = 60.0
-_STATUS = {None: link.OK, CANCELLED: link.CANCELLED, EXPIRED: link.EXPIRED}
-
-
-@dataclass(eq=False)
-class AttachedFront:
-    """A front as the device process sees it."""
-
-    number: int
-    link: Link
-    slots: Mapping[int, Slots]  # by service id
-    open: int = 0  # its orders that have no answer
-    leaving: bool = False
-
-    def answer(self, answer: Answer) -> None:
-        self.open -= 1
-        if not self.leaving:
-            self.link.answers.push(answer)
-            self.link.answered.raise_()
-
-
-@dataclass(eq=False, slots=True)
-class OpenOrder:
-    front: AttachedFront
-    order: DeviceOrder
-    taken_ns: int
-    instance: int = -1
-    ticket: int = -1  # the session's
-    computing: bool = False
-    completion: Completion | None = None
-    failure: str | None = None  # of its CPU function
 
 
 @dataclass(eq=False)
@@ -78,56 +48,100 @@ class Stage:
     """A service of a generation."""
 
     spec: ServiceSpec
-    workers: list[dict[int, int]]  # of every instance: the plan's worker by bucket
+    account: int  # of the session: when it is busy
+    workers: list[int]  # of the plan
     function: CpuFunction | None
-    yielded: int = 0  # as counted last
-    waiting: collections.deque[OpenOrder] = field(default_factory=collections.deque)
-    running: list[list[OpenOrder]] = field(init=False)  # per instance
+    counted: tuple[int, int] = (0, 0)  # busy time and yields, so far
+    began_ns: dict[int, int] = field(default_factory=dict)  # functions that run, by thread
     # The function's own: one that hangs keeps no other service waiting. None start unless used.
     threads: ThreadPoolExecutor = field(init=False)
 
     def __post_init__(self) -> None:
-        self.running = [[] for _ in self.workers]
-        self.threads = ThreadPoolExecutor(len(self.workers), self.spec.name)
+        self.threads = ThreadPoolExecutor(self.spec.settings.replicas, self.spec.name)
 
-    def instance_for(self, bucket: int) -> int | None:
-        """One that is free, or runs the same bucket and has nothing behind it."""
-        least = min(range(len(self.running)), key=lambda instance: len(self.running[instance]))
-        here = self.running[least]
-        if not here:
-            return least
-        for instance, orders in enumerate(self.running):
-            if len(orders) < IN_FLIGHT and orders[-1].order.bucket == bucket:
-                return instance
-        return None
+    def run(self, slots: Slots, slot: int, rows: int) -> None:
+        """In a thread of its own: from the inputs in the slot to outputs there; a line there says
+        why it failed."""
+        thread = threading.get_ident()
+        self.began_ns[thread] = time.monotonic_ns()
+        try:
+            self._compute(slots, slot, rows)
+        except Exception as error:  # a user's function may raise anything
+            line = report(f"model {self.spec.name} failed", error)
+            slots.put_line(slot, f"model {self.spec.name} failed: {line}")
+            raise
+        finally:
+            del self.began_ns[thread]
+
+    def _compute(self, slots: Slots, slot: int, rows: int) -> None:
+        assert self.function is not None
+        info, inputs = self.spec.info, {}
+        for index, tensor in enumerate(info.inputs):
+            datatype = DATATYPES[tensor.datatype]
+            if tensor.datatype == "BYTES":
+                raw, shape = slots.get_bytes(slot, index)
+                data = from_raw(tensor.name, datatype, shape, memoryview(raw)).data
+            else:
+                data = slots.read(slot, index, datatype.dtype)
+            inputs[tensor.name] = data
+        outputs = compute(self.function, inputs, info, rows)
+        first = len(info.inputs)
+        for index, (tensor, array) in enumerate(zip(info.outputs, outputs, strict=True), first):
+            if tensor.datatype == "BYTES":
+                raw = bytes(to_raw(Tensor(tensor.name, tensor.datatype, array)))
+                slots.put_bytes(slot, index, raw, array.shape)
+            else:
+                slots.array(slot, index, array.shape, array.dtype)[...] = array
+
+
+class HangWatch:
+    """Since when each group should have answered."""
+
+    def __init__(self, groups: int) -> None:
+        self._answered = [0] * groups
+        self._since_ns = [0] * groups
+        self._progress_ns = 0
+
+    def look(self, rings: Sequence[Sequence[Ring]], now_ns: int) -> list[int]:
+        """``rings``: of each group."""
+        for group, of_group in enumerate(rings):
+            answered = sum(ring.answered for ring in of_group)
+            if answered != self._answered[group]:
+                self._answered[group] = answered
+                self._since_ns[group] = self._progress_ns = now_ns
+            elif not any(ring.open for ring in of_group):
+                self._since_ns[group] = now_ns
+        return self._since_ns
+
+    def since_ns(self, group: int, gives_way: bool) -> int:
+        """Background may be kept waiting as long as others get on."""
+        return max(self._since_ns[group], self._progress_ns if gives_way else 0)
 
 
 class Generation(Closing):
-    """``slots`` are those of every attachment, by service. ``wake`` is called, from any thread,
-    when ``collect`` has something to do."""
+    """``slots`` are those of every attachment, by service."""
 
     def __init__(
         self,
         deployment: Deployment,
         device: Device,
         slots: Mapping[int, Mapping[int, Slots]],
-        wake: Callable[[], None],
         parts: Parts | None = None,
     ) -> None:
         self.number = deployment.generation
         self.failed: dict[int, str] = {}
         self.stages: dict[int, Stage] = {}
         self._deployment = deployment
-        self._wake = wake
-        self._completed_ns = 0  # the session's last completion
-        self._orders: dict[int, OpenOrder] = {}  # by the session's ticket
-        self._done: collections.deque[OpenOrder] = collections.deque()  # their function has ended
+        self._doors: dict[int, int] = {}  # the session's, by front
+        self._watch = HangWatch(len(deployment.groups))
+        self._busy_ns = 0  # as counted last
         self._stack = contextlib.ExitStack()
         try:
             self.session = self._open(device, slots, parts or Parts())
         except BaseException:
             self._stack.close()
             raise
+        self.count()  # what was warmed is nobody's
 
     def _open(
         self, device: Device, slots: Mapping[int, Mapping[int, Slots]], parts: Parts
@@ -150,193 +164,114 @@ class Generation(Closing):
         }
         with parts.part("instantiating"):
             session = self._stack.enter_context(device.open(program, sources))
-        first = 0
+        groups: list[LoopGroup] = []
         of_workers: list[ServiceSpec] = []
-        for spec in specs:
-            workers = []
+        for account, spec in enumerate(specs, 1):
+            first = len(of_workers)
             for _ in range(spec.settings.replicas):
-                workers.append({size: first + place for place, size in enumerate(spec.buckets)})
-                first += len(spec.buckets)
+                workers = range(len(of_workers), len(of_workers) + len(spec.buckets))
+                groups.append(LoopGroup(tuple(workers), account))
                 of_workers += [spec] * len(spec.buckets)
             try:
                 function = None if spec.function is None else _warm_function(spec.function, spec)
             except EclipError as error:
                 self.failed[spec.id] = str(error)
                 continue
-            stage = self.stages[spec.id] = Stage(spec, workers, function)
+            workers = range(first, len(of_workers))
+            stage = self.stages[spec.id] = Stage(spec, account, [*workers], function)
             self._stack.callback(stage.threads.shutdown, wait=False, cancel_futures=True)
+        of_attachments = [*(slots[attachment] for attachment in range(len(slots))), spare]
         with parts.part("slots"):
-            if device.modelled:
-                most = max(spec.slots.count for spec in specs)
-                session.serve(len(slots) * most + 1)
-            else:
-                of_attachments = [*(slots[attachment] for attachment in range(len(slots))), spare]
-                session.serve(
-                    [
-                        _device_slots(spec, worker.model.batch, of_attachments)
-                        for spec, worker in zip(of_workers, plan.workers, strict=True)
-                    ]
-                )
+            given: int | Sequence[Sequence[Slot]] = 1  # nothing lies there
+            if not device.modelled:
+                given = [
+                    _device_slots(spec, worker.model.batch, of_attachments)
+                    for spec, worker in zip(of_workers, plan.workers, strict=True)
+                ]
+            session.serve(given, groups=groups)
         with parts.part("warming"):
-            _warm(session, [len(slots) * spec.slots.count for spec in of_workers])
+            _warm(session)
         return session
 
+    # --- Fronts ----------------------------------------------------------------------------------
+
+    def attach(
+        self, front: int, rings: Sequence[Ring], wakeup: int, slots: Mapping[int, Slots]
+    ) -> None:
+        """From now on loops look at a front's rings, too."""
+        work = self._computing(front, slots)
+        self._doors[front] = self.session.doors.open(rings, wakeup, work)
+
+    def leave(self, front: int) -> None:
+        """A front has gone: what it asked for need not be finished."""
+        if front in self._doors:
+            self.session.doors.shut(self._doors[front])
+
+    def uses(self, front: int) -> bool:
+        """Whether something uses its rings and slots still, when it leaves."""
+        if front in self._doors and self.session.doors.is_left(self._doors[front]):
+            del self._doors[front]
+        return front in self._doors
+
+    def _computing(self, front: int, slots: Mapping[int, Slots]) -> Compute:
+        groups, doors = self._deployment.groups, self.session.doors
+
+        def begin(group: int, row: Sequence[int]) -> Future[None] | None:
+            stage = self.stages.get(groups[group].id)
+            if stage is None or stage.function is None:
+                return None
+            slot = row[SLOT] - front * stage.spec.slots.count
+            work = stage.threads.submit(stage.run, slots[stage.spec.id], slot, row[ROWS])
+            work.add_done_callback(lambda done: doors.ring(group))
+            return work
+
+        return begin
+
+    # --- What is said of it ----------------------------------------------------------------------
+
     @property
-    def open(self) -> int:
-        """Orders that have no answer."""
-        waiting = sum(len(stage.waiting) for stage in self.stages.values())
-        running = sum(len(run) for stage in self.stages.values() for run in stage.running)
-        return waiting + running
+    def open(self) -> bool:
+        """Whether something of a front has no answer."""
+        rings = self.session.doors.rings
+        return any(
+            rings[door][group].open
+            for door in self._doors.values()
+            for group in range(len(rings[door]))
+        )
 
-    def busy_rows(self) -> list[int]:
-        """The counters' rows of services of which something runs."""
-        return [stage.spec.row for stage in self.stages.values() if any(stage.running)]
+    @property
+    def failure(self) -> str:
+        """Why the session serves no more."""
+        return self.session.failure
 
-    def oldest_ns(self) -> tuple[int, str] | None:
-        """Since when the oldest order should have ended, and whose it is. Background work may be
-        kept waiting as long as others get on."""
-        ages = []
+    def hanging(self, now_ns: int, most_ns: float) -> str | None:
+        """The name of a service that should have answered so long ago."""
+        doors = [rings for rings in self.session.doors.rings if rings]
+        self._watch.look([*zip(*doors, strict=True)], now_ns)
+        for group, spec in enumerate(self._deployment.groups):
+            gives_way = spec.settings.tier == "background"
+            if now_ns - self._watch.since_ns(group, gives_way) > most_ns:
+                return spec.name
         for stage in self.stages.values():
-            gives_way = stage.spec.settings.tier == "background"
-            for orders in stage.running:
-                if orders:
-                    held = gives_way and orders[0].completion is None
-                    since_ns = max(orders[0].taken_ns, self._completed_ns if held else 0)
-                    ages.append((since_ns, stage.spec.name))
-        return min(ages, default=None)
+            if now_ns - min([*stage.began_ns.values()], default=now_ns) > most_ns:
+                return stage.spec.name
+        return None
 
-    def new_yields(self) -> dict[int, int]:
-        """By the counters' rows: how often services gave way since this was asked last."""
-        yielded, found = self.session.yielded, {}
+    def count(self) -> dict[int, tuple[int, int]]:
+        """By the counters' rows: for how many ns something was busy, and how often services gave
+        way, since this was asked last. Row 0 is the whole device's."""
+        accounts, yielded = self.session.doors.accounts, self.session.yielded
+        busy_ns = accounts.busy_ns(0)
+        found = {0: (busy_ns - self._busy_ns, 0)}
+        self._busy_ns = busy_ns
         for stage in self.stages.values():
-            total = sum(yielded[worker] for of in stage.workers for worker in of.values())
-            found[stage.spec.row] = total - stage.yielded
-            stage.yielded = total
+            now = accounts.busy_ns(stage.account), sum(yielded[one] for one in stage.workers)
+            before, stage.counted = stage.counted, now
+            found[stage.spec.row] = now[0] - before[0], now[1] - before[1]
         return found
-
-    def take(self, front: AttachedFront, order: DeviceOrder) -> None:
-        stage = self.stages[order.service]
-        stage.waiting.append(OpenOrder(front, order, time.monotonic_ns()))
-        self._pump(stage)
-
-    def cancel(self, front: AttachedFront, order: DeviceOrder) -> None:
-        self._cancel(front, lambda one: one.order.ticket == order.ticket)
-
-    def leave(self, front: AttachedFront) -> None:
-        """A front has gone: what it ordered need not be finished."""
-        self._cancel(front, lambda one: True)
-
-    def _cancel(self, front: AttachedFront, asked: Callable[[OpenOrder], bool]) -> None:
-        for stage in self.stages.values():
-            for one in [one for one in stage.waiting if one.front is front and asked(one)]:
-                stage.waiting.remove(one)
-                _answer(one, link.CANCELLED, one.taken_ns, time.monotonic_ns())
-            for orders in stage.running:
-                for one in orders:
-                    if one.front is front and asked(one) and one.completion is None:
-                        self.session.cancel(one.ticket)
-
-    def _pump(self, stage: Stage) -> None:
-        """Hand to the session what an instance is free for."""
-        while stage.waiting:
-            instance = stage.instance_for(stage.waiting[0].order.bucket)
-            if instance is None:
-                return
-            one = stage.waiting.popleft()
-            order, count = one.order, stage.spec.slots.count
-            worker = stage.workers[instance][order.bucket]
-            slot = one.front.number * count + order.slot
-            one.instance = instance
-            one.ticket = self.session.submit(worker, slot, order.expires_ns or None)
-            stage.running[instance].append(one)
-            self._orders[one.ticket] = one
-            if stage.function is not None:
-                one.computing = True
-                stage.threads.submit(self._compute, stage, stage.function, one)
-
-    def _compute(self, stage: Stage, function: CpuFunction, one: OpenOrder) -> None:
-        """In a thread of its own: from the inputs in the slot to outputs there."""
-        slot, info = one.order.slot, stage.spec.info
-        try:
-            slots = one.front.slots[one.order.service]
-            inputs = {}
-            for index, tensor in enumerate(info.inputs):
-                datatype = DATATYPES[tensor.datatype]
-                if tensor.datatype == "BYTES":
-                    raw, shape = slots.get_bytes(slot, index)
-                    data = from_raw(tensor.name, datatype, shape, memoryview(raw)).data
-                else:
-                    data = slots.read(slot, index, datatype.dtype)
-                inputs[tensor.name] = data
-            outputs = compute(function, inputs, info, one.order.rows)
-            first = len(info.inputs)
-            for index, (tensor, array) in enumerate(zip(info.outputs, outputs, strict=True), first):
-                if tensor.datatype == "BYTES":
-                    raw = bytes(to_raw(Tensor(tensor.name, tensor.datatype, array)))
-                    slots.put_bytes(slot, index, raw, array.shape)
-                else:
-                    slots.array(slot, index, array.shape, array.dtype)[...] = array
-        except Exception as error:  # a user's function may raise anything
-            line = report(f"model {stage.spec.name} failed", error)
-            one.failure = f"model {stage.spec.name} failed: {line}"
-        self._done.append(one)
-        self._wake()
-
-    def collect(self) -> None:
-        """Answer what has ended."""
-        touched: dict[int, Stage] = {}
-        for completion in self.session.poll():
-            self._completed_ns = time.monotonic_ns()
-            one = self._orders.pop(completion.ticket)
-            one.completion = completion
-            if not one.computing:
-                self._finish(one, completion, touched)
-        while self._done:
-            one = self._done.popleft()
-            one.computing = False
-            if one.completion is not None:
-                self._finish(one, one.completion, touched)
-        for stage in touched.values():
-            self._pump(stage)
-
-    def _finish(self, one: OpenOrder, completion: Completion, touched: dict[int, Stage]) -> None:
-        order = one.order
-        stage = self.stages[order.service]
-        stage.running[one.instance].remove(one)
-        touched[order.service] = stage
-        slots = one.front.slots[order.service]
-        status = _STATUS.get(completion.error, link.FAILED)
-        ended_ns = completion.end_ns
-        if status == link.FAILED:
-            slots.put_line(order.slot, completion.error or "")
-        elif status == link.OK and one.failure is not None:
-            status = link.FAILED
-            slots.put_line(order.slot, one.failure)
-        elif status == link.OK and stage.function is not None:
-            ended_ns = max(ended_ns, time.monotonic_ns())
-        elif status == link.OK:
-            _describe_outputs(stage.spec, slots, order, completion)
-        _answer(one, status, completion.start_ns, ended_ns)
 
     def close(self) -> None:
         self._stack.close()
-
-
-def _answer(one: OpenOrder, status: int, started_ns: int, ended_ns: int) -> None:
-    order = one.order
-    one.front.answer(Answer(order.ticket, order.service, order.slot, status, started_ns, ended_ns))
-
-
-def _describe_outputs(
-    spec: ServiceSpec, slots: Slots, order: DeviceOrder, completion: Completion
-) -> None:
-    """Say which shapes the device has written; or, where nobody computes, how long it took."""
-    first = len(spec.info.inputs)
-    for index, tensor in enumerate(spec.info.outputs, first):
-        shape = (order.rows, *tensor.shape) if spec.info.max_batch else tensor.shape
-        room = slots.array(order.slot, index, shape, DATATYPES[tensor.datatype].dtype)
-        if spec.timing_only:
-            room[...] = np.float64((completion.end_ns - completion.start_ns) / 1e6)
 
 
 def _spare_slot(spec: ServiceSpec) -> Slots:
@@ -374,9 +309,11 @@ def _warm_function(name: str, spec: ServiceSpec) -> CpuFunction:
     return function
 
 
-def _warm(session: Session, slots: Sequence[int]) -> None:
-    """Run every worker once, each in this slot."""
-    open_ = {session.submit(worker, slot) for worker, slot in enumerate(slots)}
+def _warm(session: Session) -> None:
+    """Run every worker once, each in its last slot."""
+    open_ = set()
+    for worker in range(len(session.served)):
+        open_.add(session.submit(worker, len(session.slots(worker)) - 1))
     deadline = time.monotonic() + _WARM_S
     while open_:
         for completion in session.poll(0.1):

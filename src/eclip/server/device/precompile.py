@@ -58,7 +58,7 @@ def run_everything() -> None:
         topology = find_topology(config.server.topology)
         device = open_device("sim", topology, find_calibration(None, topology))
         slots = {spec.id: Slots.create(spec.slots) for spec in deployment.specs}
-        with device, Generation(deployment, device, {0: slots}, lambda: None):
+        with device, Generation(deployment, device, {0: slots}):
             pass  # opening it runs every worker once
 
 

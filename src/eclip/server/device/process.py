@@ -1,10 +1,9 @@
-"""The device process: owns the device and its sessions, runs what fronts order.
+"""The device process: owns the device and its sessions, in which loops serve the fronts' rings.
 
-One loop sleeps until a front has ordered something, a session has completed something, a function
-has ended, or the server has a word. The next generation is opened in a thread, beside the one that
-runs; from the moment it is there, orders go to it, and the old one ends when what it runs has
-ended. When the server is gone, or something hangs for too long, the process ends at once: fronts
-then run again what was open.
+Its Python opens and ends generations, attaches fronts, counts, and is on no request's way. The next
+generation is opened in a thread, beside the one that runs; fronts go over to it, and the old one
+ends when what it runs has ended. When the server is gone, a session fails, or something hangs for
+too long, the process ends at once: fronts then run again what was open.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import socket
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from eclip.core.device import Device
@@ -26,10 +26,10 @@ from eclip.devices import open_device
 from eclip.errors import EclipError
 from eclip.jit import get_ready
 from eclip.planner.case import find_calibration, find_topology
-from eclip.server import link
 from eclip.server.control import (
     Attach,
     AttachCounters,
+    AttachRings,
     AttachSlots,
     Channel,
     Deploy,
@@ -43,16 +43,17 @@ from eclip.server.control import (
     Stop,
 )
 from eclip.server.counters import Count, CounterPages, beat
-from eclip.server.device.generation import AttachedFront, Generation
+from eclip.server.device.generation import Generation
 from eclip.server.device.parts import Parts, process_age_s
-from eclip.server.link import Answer, DeviceOrder, Link, Signal, Slots
+from eclip.server.link import Signal, Slots, map_rings
 from eclip.server.log import log_to_server, report
 
-_LOOK_S = 1.0  # how often it looks for what hangs
+_LOOK_S = 0.1  # how often it counts, and looks for what hangs
+_WAIT_S = 0.002  # likewise, while it waits for what runs to end
+_METER_S = _BEAT_S = 1.0
 _HANGS_S = 20.0
 # How long a thread that computes, as one that opens a generation does, may keep Python's lock from
-# the loop: it waits for that whenever it wakes up, twice a batch. 0.5 ms were too long for batches
-# of 1 ms.
+# a simulator's pacer. 0.5 ms were too long for batches of 1 ms.
 _SWITCH_S = 0.00005
 
 
@@ -71,7 +72,7 @@ class EnergyMeter(threading.Thread):
 
     def _count(self) -> None:
         before_mj = self._device.energy_mj()  # the count may have begun anew
-        while before_mj is not None and not self._ended.wait(_LOOK_S):
+        while before_mj is not None and not self._ended.wait(_METER_S):
             now_mj = self._device.energy_mj()
             if now_mj is None:
                 return
@@ -85,6 +86,15 @@ class EnergyMeter(threading.Thread):
         self.join()
 
 
+@dataclass(eq=False)
+class AttachedFront:
+    """A sitting of a front."""
+
+    number: int
+    wakeup: Signal
+    leaving: bool = False
+
+
 class DeviceProcess:
     def __init__(self, channel: Channel, parts: Parts | None = None) -> None:
         self._channel = channel
@@ -92,9 +102,8 @@ class DeviceProcess:
         self._selector = selectors.DefaultSelector()
         self._device: Device | None = None
         self._counters: CounterPages | None = None
-        self._counted_ns = time.monotonic_ns()
         self._meter: EnergyMeter | None = None
-        self._epoch = 0
+        self._beat_s = 0.0  # when the next one is due
         self._fronts: dict[int, AttachedFront] = {}
         # Of every attachment, by service: they stay when a front goes, for sessions hold their
         # addresses.
@@ -105,22 +114,18 @@ class DeviceProcess:
         )
         self._retiring: int | None = None
         self._stopping = False
-        self._woken = Signal(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        self._woken = Signal()
         self._selector.register(channel.fileno(), selectors.EVENT_READ, self._listen)
         self._selector.register(self._woken.descriptor, selectors.EVENT_READ, self._woke)
 
     def run(self) -> None:
-        look_s = time.monotonic() + _LOOK_S
         while not (self._stopping and not any(one.open for one in self._generations)):
-            ready = self._selector.select(_LOOK_S)
-            self._count_busy()
-            for key, _ in ready:
+            leaving = any(one.leaving for one in self._fronts.values())
+            waits = leaving or self._stopping or self._retiring is not None
+            for key, _ in self._selector.select(_WAIT_S if waits else _LOOK_S):
                 key.data()
-            if time.monotonic() > look_s:
-                self._beat()
-                self._look_for_hanging()
-                self._count_yields()
-                look_s = time.monotonic() + _LOOK_S
+            self._count()
+            self._look_for_hanging()
             self._finish()
         for generation in self._generations:
             generation.close()
@@ -129,57 +134,22 @@ class DeviceProcess:
         if self._device is not None:
             self._device.close()
 
-    def _count_busy(self) -> None:
-        """What ran since the last look counts as busy; nothing changes in between."""
-        now_ns, before_ns = time.monotonic_ns(), self._counted_ns
-        self._counted_ns = now_ns
+    def _count(self) -> None:
         if self._counters is None:
             return
-        rows = {row for one in self._generations for row in one.busy_rows()}
-        for row in {0, *rows} if rows else ():
-            self._counters.of_device(row)[Count.BUSY_NS] += now_ns - before_ns
-
-    def _beat(self) -> None:
-        if self._counters is not None:
+        if time.monotonic() > self._beat_s:
+            self._beat_s = time.monotonic() + _BEAT_S
             beat(self._counters.of_device(0))
-
-    def _count_yields(self) -> None:
-        if self._counters is None:
-            return
         for generation in self._generations:
-            for row, count in generation.new_yields().items():
-                self._counters.of_device(row)[Count.YIELDS] += count
+            for row, (busy_ns, yields) in generation.count().items():
+                words = self._counters.of_device(row)
+                words[Count.BUSY_NS] += busy_ns
+                words[Count.YIELDS] += yields
 
     def _woke(self) -> None:
         self._woken.clear()
         while self._opened:
             self._begin(*self._opened.popleft())
-        for generation in self._generations:
-            generation.collect()
-
-    # --- Orders ----------------------------------------------------------------------------------
-
-    def _take_orders(self, front: AttachedFront) -> None:
-        front.link.ordered.clear()
-        for words in front.link.orders.take():
-            order = DeviceOrder(*words)
-            if order.epoch != self._epoch:  # for a process that has died
-                continue
-            generation = next(
-                (one for one in self._generations if order.service in one.stages), None
-            )
-            if order.kind == link.CANCEL:
-                for one in self._generations:
-                    one.cancel(front, order)
-                continue
-            front.open += 1
-            if generation is None:
-                now_ns = time.monotonic_ns()
-                front.answer(
-                    Answer(order.ticket, order.service, order.slot, link.GONE, now_ns, now_ns)
-                )
-            else:
-                generation.take(front, order)
 
     # --- The server's words ----------------------------------------------------------------------
 
@@ -193,24 +163,21 @@ class DeviceProcess:
     def _hear(self, message: Any, descriptors: list[int]) -> None:
         match message:
             case Attach(front=number):
-                self._forget(number)
-                memory, orders, answers = descriptors
-                slots = self._slots.setdefault(number, {})
-                front = AttachedFront(number, Link((memory, orders, answers)), slots)
-                self._fronts[number] = front
-                self._selector.register(
-                    orders, selectors.EVENT_READ, lambda: self._take_orders(front)
-                )
+                self._fronts[number] = AttachedFront(number, Signal(descriptors[0]))
+            case AttachRings(front=number, generation=wanted, rows=rows):
+                rings, front = map_rings(descriptors[0], rows), self._fronts[number]
+                for generation in self._generations:
+                    if generation.number == wanted and not front.leaving:
+                        wakeup = front.wakeup.descriptor
+                        generation.attach(number, rings, wakeup, self._slots[number])
             case AttachCounters(fronts=fronts):
                 self._counters = CounterPages(descriptors[0], fronts)
             case AttachSlots(front=number, service=service, layout=layout):
-                self._slots[number][service] = Slots(descriptors[0], layout)
+                self._slots.setdefault(number, {})[service] = Slots(descriptors[0], layout)
             case Detach(front=number):
-                front = self._fronts[number]
-                front.leaving = True
-                self._selector.unregister(front.link.ordered.descriptor)
+                self._fronts[number].leaving = True
                 for generation in self._generations:
-                    generation.leave(front)
+                    generation.leave(number)
             case Deploy():
                 threading.Thread(target=self._open, args=(message,), daemon=True).start()
             case Retire(before=before):
@@ -219,14 +186,6 @@ class DeviceProcess:
                 self._stopping = True
             case _:
                 raise EclipError(f"a device process cannot do {message}")
-
-    def _forget(self, number: int) -> None:
-        """The attachment's link as it was, where the server says it once more."""
-        front = self._fronts.pop(number, None)
-        if front is not None:
-            front.leaving = True
-            self._selector.unregister(front.link.ordered.descriptor)
-            front.link.close()
 
     def _open(self, deploy: Deploy) -> None:
         """In a thread of its own, beside what runs."""
@@ -239,9 +198,7 @@ class DeviceProcess:
                     topology = find_topology(server.topology)
                     calibration = find_calibration(None, topology)
                     self._device = open_device(server.device, topology, calibration)
-            opened = Generation(
-                *(deploy.deployment, self._device, self._slots, self._woken.raise_), self._parts
-            )
+            opened = Generation(deploy.deployment, self._device, self._slots, self._parts)
         except EclipError as error:
             opened = str(error)
         except Exception as error:  # a model of the user's may raise anything
@@ -250,26 +207,32 @@ class DeviceProcess:
         self._woken.raise_()
 
     def _begin(self, deploy: Deploy, opened: Generation | str, seconds: float) -> None:
-        """From here on orders go to the new generation."""
+        """From here on fronts are attached to the new generation, too."""
         number = deploy.deployment.generation
         if isinstance(opened, str):
             self._channel.send(NotDeployed(number, opened))
             return
-        self._epoch = deploy.epoch
         self._generations.insert(0, opened)
-        self._selector.register(opened.session.wakeup, selectors.EVENT_READ, opened.collect)
+        # Of what was warmed there is nothing left: it says that the session has failed.
+        self._selector.register(opened.session.wakeup, selectors.EVENT_READ, self._look_for_failed)
         if self._meter is None and self._device is not None and self._counters is not None:
             self._meter = EnergyMeter(self._device, self._counters)
             self._meter.start()
         gc.freeze()  # what was just made stays: no need to look at it again and again
-        self._channel.send(Deployed(number, seconds, opened.failed, self._parts.take()))
+        server = opened.session.doors.server
+        bells = [] if server is None else server.bells
+        places = {bell: place for place, bell in enumerate(dict.fromkeys(bells))}
+        of_groups = tuple(places[bell] for bell in bells)
+        answer = Deployed(number, seconds, opened.failed, of_groups, self._parts.take())
+        self._channel.send(answer, [*places])
 
     def _finish(self) -> None:
         """Say what has come to its end."""
-        for front in [one for one in self._fronts.values() if one.leaving and not one.open]:
-            del self._fronts[front.number]
-            front.link.close()
-            self._channel.send(Detached(front.number))
+        for front in [one for one in self._fronts.values() if one.leaving]:
+            if not any(one.uses(front.number) for one in self._generations):
+                del self._fronts[front.number]
+                front.wakeup.close()
+                self._channel.send(Detached(front.number))
         if self._retiring is None:
             return
         before = self._retiring
@@ -295,11 +258,20 @@ class DeviceProcess:
 
     def _look_for_hanging(self) -> None:
         for generation in self._generations:
-            oldest = generation.oldest_ns()
-            if oldest is not None and time.monotonic_ns() - oldest[0] > _HANGS_S * 1e9:
-                line = f"{oldest[1]} hangs for {_HANGS_S:.0f} s; the device process starts anew"
-                self._channel.send(Said(line))
-                os._exit(1)
+            name = generation.hanging(time.monotonic_ns(), _HANGS_S * 1e9)
+            if name is not None:
+                self._end(f"{name} hangs for {_HANGS_S:.0f} s; the device process starts anew")
+
+    def _look_for_failed(self) -> None:
+        for generation in self._generations:
+            generation.session.poll()
+            if generation.failure:
+                self._end(f"{generation.failure}; the device process starts anew")
+
+    def _end(self, line: str) -> None:
+        """At once: the next process begins anew."""
+        self._channel.send(Said(line))
+        os._exit(1)
 
 
 def main(descriptor: int) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from eclip.core.device import Closing
 from eclip.errors import EclipError
 from eclip.server.control import (
+    AttachRings,
     AttachSlots,
     Channel,
     DeviceDown,
@@ -24,15 +25,18 @@ from eclip.server.control import (
     LoadAnswer,
     LoadAsked,
     Offer,
+    Retired,
+    ServiceSpec,
     Settled,
     TakeAccess,
     Welcome,
 )
 from eclip.server.counters import Count, CounterPages, count_refused
 from eclip.server.front.front_queue import FrontQueue
-from eclip.server.front.open_service import RETRY_S, OpenService
+from eclip.server.front.open_service import RETRY_S, OpenService, collect
+from eclip.server.front.replica import FrontRings
 from eclip.server.front.status import ServerStatus
-from eclip.server.link import Answer, Link, Slots
+from eclip.server.link import Signal, Slots
 from eclip.server.messages import (
     Counters,
     InferRequest,
@@ -52,7 +56,12 @@ class FrontServices(Closing):
     """The services of a front, as the server offers them and the device process answers."""
 
     def __init__(
-        self, front: int, front_queue: FrontQueue, counters: CounterPages, channel: Channel
+        self,
+        front: int,
+        front_queue: FrontQueue,
+        counters: CounterPages,
+        channel: Channel,
+        answered: Signal,
     ) -> None:
         self.front_queue = front_queue
         self.counters = counters
@@ -67,6 +76,8 @@ class FrontServices(Closing):
         self.leaving = asyncio.Event()  # the server wants us to drain and end, or is gone
         self._front = front
         self._channel = channel
+        self._answered = answered
+        self._rings = FrontRings()
         self._by_id: dict[int, OpenService] = {}  # those that are gone but not done, too
         self._slots: dict[int, Slots] = {}  # by service id
         self._settled = True  # of the offer, the server was told
@@ -75,7 +86,7 @@ class FrontServices(Closing):
         self._refuses = False  # it drains
         self._drained = asyncio.Event()
         front_queue.loop.add_reader(channel.fileno(), self._listen)
-        front_queue.loop.add_reader(front_queue.link.answered.descriptor, self._take_answers)
+        front_queue.loop.add_reader(answered.descriptor, self._take_answers)
 
     def find(self, name: str) -> OpenService:
         """The service, if it takes requests."""
@@ -118,7 +129,7 @@ class FrontServices(Closing):
         self.give_up()
         loop = self.front_queue.loop
         loop.remove_reader(self._channel.fileno())
-        loop.remove_reader(self.front_queue.link.answered.descriptor)
+        loop.remove_reader(self._answered.descriptor)
         if self._give_up is not None:
             self._give_up.cancel()
         self._channel.close()
@@ -126,16 +137,14 @@ class FrontServices(Closing):
             service.row.release()
         for slots in self._slots.values():
             slots.close()
-        self.front_queue.link.close()
+        self._rings.close()
+        self._answered.close()
         self.counters.close()
 
     def _take_answers(self) -> None:
-        self.front_queue.link.answered.clear()
-        for words in self.front_queue.link.answers.take():
-            answer = Answer(*words[: len(Answer._fields)])
-            service = self._by_id.get(answer.service)
-            if service is not None:
-                service.take(answer)
+        self._answered.clear()
+        for service in self._by_id.values():
+            collect(service)
         self.front_queue.advance()
         self._look_around()
 
@@ -152,8 +161,12 @@ class FrontServices(Closing):
         match message:
             case AttachSlots(service=service, layout=layout):
                 self._slots[service] = Slots(descriptors[0], layout)
+            case AttachRings():
+                self._rings.take(message, descriptors)
             case Offer():
                 self._take_offer(message)
+            case Retired(before=before):
+                self._retired(before)
             case DeviceUp(epoch=epoch):
                 self._device_up(epoch)
             case DeviceDown():
@@ -174,16 +187,30 @@ class FrontServices(Closing):
             case _:
                 raise EclipError(f"a front cannot do {message}")
 
+    def _retired(self, before: int) -> None:
+        """Older generations have ended. What is left there, of a front that was stopped too long,
+        runs again or is refused."""
+        for service in self._by_id.values():
+            collect(service)
+            service.run_again(before)
+            if service not in self.services.values():
+                _refuse_gone(service)
+        self._rings.close(before)
+        self._look_around()
+
     def _take_offer(self, offer: Offer) -> None:
         services: dict[str, OpenService] = {}
         for spec in offer.specs:
             service = self._by_id.get(spec.id)
             if service is None:
-                row = self.counters.row(self._front, spec.row)
-                service = OpenService(spec, self._slots[spec.id], row, self.front_queue)
+                service = _opened(self, self._front, spec, self._slots[spec.id])
                 self._by_id[spec.id] = service
             service.spec = spec
+            service.on_device.replicas = self._rings.of(spec.id)
             services[spec.name] = service
+        for service in self._by_id.values():
+            if service not in services.values() and not service.on_device.replicas:
+                _refuse_gone(service)
         for key in [one for one in self._slots if one not in {*offer.deployed, *self._by_id}]:
             self._slots.pop(key).close()
         self.services = services
@@ -197,7 +224,8 @@ class FrontServices(Closing):
         if not self._settled:
             kept = {service.spec.id for service in self.services.values()}
             gone = [service for key, service in self._by_id.items() if key not in kept]
-            if all(service.idle for service in gone):
+            stays = all(service.on_device.have_moved for service in self.services.values())
+            if stays and all(service.idle for service in gone):
                 for service in gone:
                     service.row.release()
                     del self._by_id[service.spec.id]
@@ -220,6 +248,7 @@ class FrontServices(Closing):
         self.front_queue.epoch = 0
         for service in self._by_id.values():
             service.run_again()
+        self._rings.close()
         self._look_around()
         if self._give_up is None:
             self._give_up = self.front_queue.loop.call_later(_GIVE_UP_S, self._abandon)
@@ -229,6 +258,20 @@ class FrontServices(Closing):
         for service in self._by_id.values():
             service.refuse_all(RefusedError(Reason.LOST, line))
         self._look_around()
+
+
+def _refuse_gone(service: OpenService) -> None:
+    line = f"{service.spec.name} is not loaded any more"
+    service.refuse_all(RefusedError(Reason.NOT_READY, line, RETRY_S))
+
+
+def _opened(behind: FrontServices, front: int, spec: ServiceSpec, slots: Slots) -> OpenService:
+    counters = behind.counters
+    return OpenService(
+        *(spec, slots, counters.row(front, spec.row), behind.front_queue),
+        lambda word: counters.total(spec.row, word),
+        front * spec.slots.count,
+    )
 
 
 class FrontCore(Closing):
@@ -349,12 +392,10 @@ async def open_core(channel: Channel) -> tuple[FrontCore, Welcome]:
     message, descriptors = received
     if not isinstance(message, Welcome):
         raise EclipError(f"a front is welcomed first, not told {message}")
-    memory, orders, answers, counters = descriptors
+    answered, counters = descriptors
     rows = CounterPages(counters, message.attachments)
     own = rows.row(message.front, 0)
-    front_queue = FrontQueue(
-        Link((memory, orders, answers)), loop, own, lambda: rows.total(0, Count.TAKEN)
-    )
-    services = FrontServices(message.front, front_queue, rows, channel)
+    front_queue = FrontQueue(loop, own, lambda: rows.total(0, Count.TAKEN))
+    services = FrontServices(message.front, front_queue, rows, channel, Signal(answered))
     services.strict_readiness = message.server.strict_readiness
     return FrontCore(services), message

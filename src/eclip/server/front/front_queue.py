@@ -20,7 +20,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 from eclip.server.counters import Count
-from eclip.server.link import DeviceOrder, Link
 from eclip.server.queue.concurrency import Concurrency
 
 # Parts of the device. A batch leaves gaps that others fill, so a little more than one.
@@ -67,13 +66,11 @@ class FrontQueue:
 
     def __init__(
         self,
-        link: Link,
         loop: asyncio.AbstractEventLoop,
         row: memoryview,
         taken: Callable[[], int],
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self.link = link
         self.loop = loop
         self.epoch = 0  # of the device process; 0: there is none
         self.now_ns = now_ns
@@ -89,10 +86,6 @@ class FrontQueue:
         """Another one than ever before."""
         self._number += 1
         return self._number
-
-    def order(self, order: DeviceOrder) -> None:
-        self.link.orders.push(order)
-        self.link.ordered.raise_()
 
     def begun(self, batch: RunningBatch) -> None:
         if batch.part:

@@ -27,13 +27,13 @@ class Guest:
         self.channel = channel
         self.ended = asyncio.Event()
 
-    def listen(self, hear: Callable[[Message], None], bell: Bell) -> None:
+    def listen(self, hear: Callable[[Message, list[int]], None], bell: Bell) -> None:
         loop = asyncio.get_running_loop()
 
         def read() -> None:
             try:
                 while (received := self.channel.receive()) is not None:
-                    hear(received[0])
+                    hear(*received)
                     bell.ring()
             except EOFError:
                 loop.remove_reader(self.channel.fileno())

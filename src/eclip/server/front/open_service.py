@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import bisect
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from eclip.server import link
+from eclip.core.requests import END, FOREVER_NS, HAS_EXPIRED, OUTCOME, START, WITH_RESULT
 from eclip.server.control import ServiceSpec
 from eclip.server.counters import Count, add, count, count_in, count_refused
 from eclip.server.front.front_queue import FrontQueue, left_ns
-from eclip.server.front.service_queue import OpenBatch, OpenRequest, ServiceQueue, order_of
-from eclip.server.link import IN_FLIGHT, Answer, DeviceOrder, Slots
+from eclip.server.front.replica import BatchesOnDevice, OpenBatch, OpenRequest
+from eclip.server.front.service_queue import ServiceQueue, order_of
+from eclip.server.link import IN_FLIGHT, Slots
 from eclip.server.log import report
 from eclip.server.messages import (
     Array,
@@ -36,21 +37,29 @@ RETRY_S = 1.0  # after which a client may ask again while something starts or en
 
 
 class OpenService(ServiceQueue):
-    """A deployed service. ``row`` is this front's of the counters."""
+    """A deployed service. ``row`` is this front's of the counters; ``total`` adds up a word of all
+    fronts' rows. ``first_slot`` is what the device process calls the front's first one."""
 
     def __init__(
-        self, spec: ServiceSpec, slots: Slots, row: memoryview, front_queue: FrontQueue
+        self,
+        spec: ServiceSpec,
+        slots: Slots,
+        row: memoryview,
+        front_queue: FrontQueue,
+        total: Callable[[int], int] | None = None,
+        first_slot: int = 0,
     ) -> None:
-        super().__init__(spec, front_queue)
+        on_device = BatchesOnDevice(spec.slots.count, row, total or row.__getitem__)
+        super().__init__(spec, front_queue, on_device)
         self.slots = slots
         self.row = row
-        self._free = list(range(spec.slots.count))
+        self.first_slot = first_slot
         self._timer: asyncio.TimerHandle | None = None
-        row[Count.WAITING] = row[Count.RUNNING] = row[Count.DUE_NS] = 0
+        row[Count.WAITING] = row[Count.DUE_NS] = 0
 
     @property
     def idle(self) -> bool:
-        return not self.queue and not self._batches
+        return not self.queue and not self.on_device
 
     # --- Requests --------------------------------------------------------------------------------
 
@@ -78,7 +87,7 @@ class OpenService(ServiceQueue):
         backlog = Backlog(
             waiting=len(self.queue) - gives_place,
             rows_before=sum(one.rows for one in self.queue[:place]) + rows_elsewhere,
-            running_ns=_left_ns(self._batches.values(), self.instances, now_ns),
+            running_ns=_left_ns(self.on_device, self.instances, now_ns),
         )
         refusal = refuse(
             rows,
@@ -127,7 +136,7 @@ class OpenService(ServiceQueue):
                 self.advance()
         elif not batch.cancelled and not any(one.waits for one in batch.requests):
             batch.cancelled = True
-            self.front_queue.order(_order_of(self, link.CANCEL, batch))
+            batch.replica.cancel(batch)
 
     def _expire(self, pending: OpenRequest) -> None:
         if pending.waits:
@@ -144,7 +153,7 @@ class OpenService(ServiceQueue):
     def refuse_all(self, error: RefusedError) -> None:
         """Answer everybody with this; what is on the device may end there."""
         everybody = [*self.queue]
-        for batch in self._batches.values():
+        for batch in self.on_device:
             everybody += batch.requests
         self.queue.clear()
         self.row[Count.WAITING] = 0
@@ -163,7 +172,7 @@ class OpenService(ServiceQueue):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if not self._free:
+        if not self.on_device.free or not self.on_device.replicas:
             return False
         now_ns = self.front_queue.now_ns()
         buckets = self.buckets
@@ -174,9 +183,9 @@ class OpenService(ServiceQueue):
             batch = form_batch(rows, dues_ns, buckets, now_ns)
             if not self.put_late_last(buckets.time_of(batch.bucket)):
                 break
-        if len(self._batches) >= settings.replicas:  # only full ones go behind others
+        if len(self.on_device) >= settings.replicas:  # only full ones go behind others
             full = batch.rows >= buckets.largest
-            if not full or len(self._batches) >= IN_FLIGHT * settings.replicas:
+            if not full or len(self.on_device) >= IN_FLIGHT * settings.replicas:
                 return False
         elif settings.wait_ns:
             oldest_ns = min(one.asked.arrival_ns for one in alike[: batch.requests])
@@ -189,7 +198,7 @@ class OpenService(ServiceQueue):
         return True
 
     def _send(self, requests: list[OpenRequest], rows: int, bucket: int) -> None:
-        slot = self._free.pop()
+        slot = self.on_device.free.pop()
         if len(requests) == len(self.queue):
             self.queue.clear()
         else:
@@ -197,9 +206,9 @@ class OpenService(ServiceQueue):
             self.queue = [one for one in self.queue if id(one) not in taken]
         add(self.row, Count.WAITING, -rows)
         try:
-            batch = _ordered(self, slot, requests, rows, bucket)
+            batch = _submitted(self, slot, requests, rows, bucket)
         except Exception as error:  # nothing of this batch has begun: it ends here, and no other
-            self._free.append(slot)
+            self.on_device.free.append(slot)
             line = report(f"a batch of {self.spec.name} could not be ordered", error)
             line = f"the request could not be handed to the device: {line}"
             for one in requests:
@@ -208,35 +217,31 @@ class OpenService(ServiceQueue):
             return
         for one in requests:
             one.batch = batch
-        self._batches[batch.ticket] = batch
+        self.on_device.begin(batch)
         self.front_queue.begun(batch)
-        self.row[Count.RUNNING] = len(self._batches)
 
-    def take(self, answer: Answer) -> None:
-        """A batch has ended: answer everybody in it who still waits."""
-        batch = self._batches.pop(answer.ticket, None)
-        if batch is None:  # of a device process that has died since
-            return
+    def take(self, batch: OpenBatch, ended: memoryview) -> None:
+        """A batch has ended, as its row says: answer everybody in it who still waits."""
         self.front_queue.ended(batch)
-        if answer.status == link.OK:
-            self.learn(batch.bucket, answer.ended_ns - answer.started_ns)
+        self.on_device.leave(batch)
+        started_ns, ended_ns, outcome = ended[START], ended[END], ended[OUTCOME]
+        if outcome == WITH_RESULT:
+            self.learn(batch.bucket, ended_ns - started_ns)
             add(self.row, Count.EXECUTIONS)
-            self._answer(batch, answer)
+            self._answer(batch, started_ns, ended_ns)
         else:
-            error = _why(answer, self.spec.name, self.slots)
+            error = _why(outcome, self.slots, batch.slot)
             for one in batch.requests:
                 if one.waits:
                     self._refuse(one, error)
-        self._free.append(batch.slot)
-        self.row[Count.RUNNING] = len(self._batches)
 
-    def _answer(self, batch: OpenBatch, answer: Answer) -> None:
+    def _answer(self, batch: OpenBatch, started_ns: int, ended_ns: int) -> None:
         row, info = self.row, self.spec.info
         begin_ns = self.front_queue.now_ns()
         for one in batch.requests:
             if one.waits and begin_ns >= one.expires_ns:  # before its timer came to it
                 self._refuse(one, RefusedError(Reason.EXPIRED, "its timeout is over"))
-        outputs = _outputs(self.spec, self.slots, batch.slot)
+        outputs = _outputs(self.spec, self.slots, batch, ended_ns - started_ns)
         answered = []
         first = 0
         for one in batch.requests:
@@ -258,8 +263,8 @@ class OpenService(ServiceQueue):
                         info.name,
                         tensors,
                         one.asked.id,
-                        queue_ns=max(answer.started_ns - one.asked.arrival_ns, 0),
-                        device_ns=answer.ended_ns - answer.started_ns,
+                        queue_ns=max(started_ns - one.asked.arrival_ns, 0),
+                        device_ns=ended_ns - started_ns,
                     )
                 )
                 answered.append(one)
@@ -267,13 +272,13 @@ class OpenService(ServiceQueue):
         now_ns = self.front_queue.now_ns()
         for one in answered:
             took_ns = now_ns - one.asked.arrival_ns
-            queued_ns = max(answer.started_ns - one.asked.arrival_ns, 0)
+            queued_ns = max(started_ns - one.asked.arrival_ns, 0)
             count(row, Count.SUCCESS, took_ns)
             count_in(row, Count.LATENCIES, took_ns)
             count(row, Count.QUEUE, queued_ns)
             count_in(row, Count.QUEUED, queued_ns)
             count(row, Count.INPUT, batch.input_ns)
-            count(row, Count.INFER, answer.ended_ns - answer.started_ns)
+            count(row, Count.INFER, ended_ns - started_ns)
             count(row, Count.OUTPUT, now_ns - begin_ns)
             add(row, Count.INFERENCES, one.rows)
             if now_ns > one.due_ns:
@@ -284,7 +289,7 @@ class OpenService(ServiceQueue):
         """What a row that came now would have left of its bound; other fronts have so much."""
         instances = self.instances
         now_ns = self.front_queue.now_ns()
-        running_ns = _left_ns(self._batches.values(), instances, now_ns)
+        running_ns = _left_ns(self.on_device, instances, now_ns)
         backlog = Backlog(
             waiting=len(self.queue),
             rows_before=self.row[Count.WAITING] + rows_elsewhere,
@@ -295,66 +300,62 @@ class OpenService(ServiceQueue):
     def note_due(self) -> None:
         """Count when the most urgent request is due."""
         dues = [one.due_ns for one in self.queue[:1]]
-        dues += [one.due_ns for batch in self._batches.values() for one in batch.requests]
+        dues += [one.due_ns for batch in self.on_device for one in batch.requests]
         due_ns = min(dues, default=NEVER)
         self.row[Count.DUE_NS] = 0 if due_ns == NEVER else int(due_ns)
 
-    def run_again(self) -> None:
-        """The device process has died: what it ran goes back to the queue, unless it was there
-        before."""
+    def run_again(self, before: int | None = None) -> None:
+        """What the device process does not answer any more goes back to the queue: all of it, as
+        the process has died, unless that had happened to a request before; or what a generation
+        before this one has left, which never began."""
+        died = before is None
         twice = RefusedError(Reason.FAILED, "the device process died twice while it ran")
-        batches, self._batches = list(self._batches.values()), {}
-        self.row[Count.RUNNING] = 0
-        self.front_queue.advance(self)  # when there is another
-        for batch in batches:
+        if died:
+            self.on_device.replicas = ()
+        for batch in list(self.on_device):
+            if before is not None and batch.replica.generation >= before:
+                continue
             self.front_queue.ended(batch)
-            self._free.append(batch.slot)
+            self.on_device.leave(batch)
             for one in batch.requests:
                 if not one.waits:
                     continue
                 if one.tried:
                     self._refuse(one, twice)
                     continue
-                one.tried, one.batch = True, None
+                one.tried, one.batch = died, None
                 bisect.insort(self.queue, one, key=order_of)
                 add(self.row, Count.WAITING, one.rows)
                 add(self.row, Count.AGAIN)
+        self.advance()  # now, or when there is another process
 
 
-def _ordered(
+def _submitted(
     service: OpenService, slot: int, requests: list[OpenRequest], rows: int, bucket: int
 ) -> OpenBatch:
-    """Fill a slot and order its batch from the device, the last step that can fail."""
+    """Fill a slot and submit its batch, the last step that can fail."""
+    spec = service.spec
     begin_ns = service.front_queue.now_ns()
-    _fill(service.spec, service.slots, slot, requests, rows)
+    _fill(spec, service.slots, slot, requests, rows)
     now_ns = service.front_queue.now_ns()
-    place = service.spec.buckets.index(bucket)
+    place = spec.buckets.index(bucket)
+    expires_ns = max(one.expires_ns for one in requests)
+    due_ns = min(one.due_ns for one in requests)
     batch = OpenBatch(
         ticket=service.front_queue.number(),
         slot=slot,
         bucket=bucket,
+        replica=service.on_device.choose(),
+        expires_ns=FOREVER_NS if expires_ns == NEVER else int(expires_ns),
         requests=requests,
         sent_ns=now_ns,
         expected_ns=service.expected_ns[place],
         input_ns=now_ns - begin_ns,
-        part=service.spec.parts[place],
+        part=spec.parts[place],
     )
-    service.front_queue.order(_order_of(service, link.RUN, batch, rows))
+    due = 0 if due_ns == NEVER else int(due_ns)
+    batch.replica.submit(batch, service.first_slot + slot, place, rows, due)
     return batch
-
-
-def _order_of(service: OpenService, kind: int, batch: OpenBatch, rows: int = 0) -> DeviceOrder:
-    last_ns = max(one.expires_ns for one in batch.requests)
-    return DeviceOrder(
-        kind,
-        batch.ticket,
-        service.spec.id,
-        batch.slot,
-        rows,
-        batch.bucket,
-        0 if last_ns == NEVER else int(last_ns),
-        service.front_queue.epoch,
-    )
 
 
 def _left_ns(batches: Iterable[OpenBatch], instances: float, now_ns: int) -> float:
@@ -365,13 +366,11 @@ def _left_ns(batches: Iterable[OpenBatch], instances: float, now_ns: int) -> flo
     return left / instances
 
 
-def _why(answer: Answer, name: str, slots: Slots) -> RefusedError:
+def _why(outcome: int, slots: Slots, slot: int) -> RefusedError:
     """There is no result."""
-    if answer.status == link.EXPIRED:
+    if outcome == HAS_EXPIRED:
         return RefusedError(Reason.EXPIRED, "its timeout is over")
-    if answer.status == link.GONE:
-        return RefusedError(Reason.NOT_READY, f"{name} is not loaded any more", RETRY_S)
-    return RefusedError(Reason.FAILED, slots.get_line(answer.slot))
+    return RefusedError(Reason.FAILED, slots.get_line(slot))
 
 
 def _check_room(spec: ServiceSpec, inputs: Sequence[Tensor], rows: int) -> None:
@@ -409,14 +408,28 @@ def _fill(
             np.concatenate(parts, out=room)
 
 
-def _outputs(spec: ServiceSpec, slots: Slots, slot: int) -> list[Array]:
+def _outputs(spec: ServiceSpec, slots: Slots, batch: OpenBatch, took_ns: int) -> list[Array]:
+    """As a CPU function has written them; or with the shapes that the device writes, in the parts
+    of the slot; or, where nothing is computed, how long it took."""
     info = spec.info
+    rows = sum(one.rows for one in batch.requests)
     found: list[Array] = []
     for index, tensor in enumerate(info.outputs, len(info.inputs)):
         datatype = DATATYPES[tensor.datatype]
-        if tensor.datatype == "BYTES":
-            raw, shape = slots.get_bytes(slot, index)
+        shape = (rows, *tensor.shape) if info.max_batch else tensor.shape
+        if spec.timing_only:
+            found.append(np.full(shape, took_ns / 1e6, datatype.dtype))
+        elif spec.function is None:
+            found.append(slots.array(batch.slot, index, shape, datatype.dtype))
+        elif tensor.datatype == "BYTES":
+            raw, shape = slots.get_bytes(batch.slot, index)
             found.append(from_raw(tensor.name, datatype, shape, memoryview(raw)).data)
         else:
-            found.append(slots.read(slot, index, datatype.dtype))
+            found.append(slots.read(batch.slot, index, datatype.dtype))
     return found
+
+
+def collect(service: OpenService) -> None:
+    """Take what has ended."""
+    for batch, ended in service.on_device.ended():
+        service.take(batch, ended)

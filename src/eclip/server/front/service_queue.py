@@ -5,14 +5,12 @@ It is a ``QueuedService`` of front_queue.py, but for ``send``.
 
 from __future__ import annotations
 
-import asyncio
 import bisect
 import logging
-from dataclasses import dataclass
 
 from eclip.server.control import ServiceSpec
 from eclip.server.front.front_queue import FrontQueue, Urgency, left_ns
-from eclip.server.messages import Array, InferRequest, InferResponse
+from eclip.server.front.replica import BatchesOnDevice, OpenRequest
 from eclip.server.queue.batching import NEVER, Buckets
 
 _log = logging.getLogger(__name__)
@@ -24,49 +22,14 @@ _LEARNING = 0.2  # how much of an expectation a new measurement is
 _PATIENCE_NS = 1_000_000_000
 
 
-@dataclass(slots=True, eq=False)
-class OpenRequest:
-    """Accepted, not answered."""
-
-    asked: InferRequest
-    arrays: list[Array]  # in the order of the model's inputs
-    rows: int
-    shapes: tuple[tuple[int, ...], ...]  # of a row; only equal ones are joined
-    order: tuple[int, float, float]
-    due_ns: float  # by its bound
-    expires_ns: float  # by its timeout
-    future: asyncio.Future[InferResponse]
-    timer: asyncio.TimerHandle | None = None
-    batch: OpenBatch | None = None
-    tried: bool = False  # a device process died with it
-    late: bool = False  # it was put behind others, because it cannot be in time any more
-
-    @property
-    def waits(self) -> bool:
-        return not self.future.done()
-
-
-@dataclass(slots=True, eq=False)
-class OpenBatch:
-    """On the device."""
-
-    ticket: int
-    slot: int
-    bucket: int
-    requests: list[OpenRequest]
-    sent_ns: int
-    expected_ns: float
-    input_ns: int
-    part: float  # of the device, that it keeps busy
-    cancelled: bool = False
-
-
 class ServiceQueue:
-    def __init__(self, spec: ServiceSpec, front_queue: FrontQueue) -> None:
+    def __init__(
+        self, spec: ServiceSpec, front_queue: FrontQueue, on_device: BatchesOnDevice
+    ) -> None:
         self.spec = spec
         self.front_queue = front_queue
         self.queue: list[OpenRequest] = []
-        self._batches: dict[int, OpenBatch] = {}  # on the device, by ticket, in order
+        self.on_device = on_device
         self._told = False  # that its profile is wrong
         self.expected_ns = [float(time_ns) for time_ns in spec.times_ns]  # as measured lately
         self.buckets = self._buckets()
@@ -95,9 +58,9 @@ class ServiceQueue:
     @property
     def may_follow(self) -> bool:
         """Nothing of it runs, or one batch that ends soon, and the next one is full."""
-        if len(self._batches) != 1:
-            return not self._batches
-        (first,) = self._batches.values()
+        if len(self.on_device) != 1:
+            return not self.on_device
+        (first,) = self.on_device
         ends_soon = left_ns(first, self.front_queue.now_ns()) < _AHEAD_NS
         return ends_soon and sum(one.rows for one in self.queue) >= self.buckets.largest
 

@@ -1,4 +1,4 @@
-"""Attachments of fronts: their links and slots, which stay when a front is started anew."""
+"""Attachments of fronts: their slots stay when a front is started anew; all else is a sitting's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from eclip.server.control import (
 )
 from eclip.server.counters import Count, CounterPages
 from eclip.server.front.guests import Guest, visitors
-from eclip.server.link import Link, Slots
+from eclip.server.link import Signal, Slots
 from eclip.server.log import ServerLog
 from eclip.server.supervisor.children import BackOff, Child, start_child
 
@@ -31,7 +31,7 @@ _SILENT_S = 3.5  # in which a front's loop does not go round, which it does twic
 class Attachment:
     def __init__(self, number: int) -> None:
         self.number = number
-        self.link = Link.create()
+        self.answered: Signal | None = None  # of the sitting
         self.slots: dict[int, Slots] = {}  # by service id
         self.child: Child | Guest | None = None
         self.settled = 0  # the last offer of which it has
@@ -57,8 +57,15 @@ class Attachment:
         for service in [one for one in self.slots if one not in kept]:
             self.slots.pop(service).close()
 
+    def sit_down(self, child: Child | Guest) -> None:
+        """A front begins, with a descriptor that no other had."""
+        if self.answered is not None:
+            self.answered.close()
+        self.child, self.answered = child, Signal()
+
     def close(self) -> None:
-        self.link.close()
+        if self.answered is not None:
+            self.answered.close()
         self.drop_slots(set())
 
 
@@ -175,8 +182,8 @@ class Attachments:
             attachment.close()
 
     def take(self, attachment: Attachment, child: Child | Guest) -> None:
-        attachment.child = child
-        child.listen(lambda message: self._hear(attachment, message), self._bell)
+        attachment.sit_down(child)
+        child.listen(lambda message, _: self._hear(attachment, message), self._bell)
         self._welcome(attachment)
 
     def _beat(self, attachment: Attachment) -> int:
@@ -200,6 +207,7 @@ class Attachments:
 def welcome_front(
     attachment: Attachment, welcome: Welcome, counters: int, services: Iterable[int]
 ) -> None:
-    """The first words to a front: its link, the counters, and its slots of these services."""
-    attachment.send(welcome, (*attachment.link.descriptors, counters))
+    """The first words to a front: its descriptor, the counters, and its slots of these services."""
+    assert attachment.answered is not None
+    attachment.send(welcome, (attachment.answered.descriptor, counters))
     attachment.send_slots(services)

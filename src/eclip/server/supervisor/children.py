@@ -144,14 +144,14 @@ class Child:
     def pid(self) -> int:
         return self.process.pid
 
-    def listen(self, hear: Callable[[Message], None], bell: Bell) -> None:
+    def listen(self, hear: Callable[[Message, list[int]], None], bell: Bell) -> None:
         """Hand on what it says, and ring when it has said something or has ended."""
         loop = asyncio.get_running_loop()
 
         def read() -> None:
             try:
                 while (received := self.channel.receive()) is not None:
-                    hear(received[0])
+                    hear(*received)
                     bell.ring()
             except EOFError:
                 loop.remove_reader(self.channel.fileno())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterable
 
 from eclip.server.bell import Bell
 from eclip.server.control import (
     Attach,
     AttachCounters,
+    AttachRings,
     AttachSlots,
     Deploy,
     Deployed,
@@ -23,12 +25,13 @@ from eclip.server.control import (
     Stop,
 )
 from eclip.server.counters import Count, CounterPages
+from eclip.server.link import allocate, rings_bytes
 from eclip.server.log import ServerLog
 from eclip.server.supervisor.attachments import Attachment
 from eclip.server.supervisor.children import BackOff, Child, start_child
 
 _DEPLOY_S = 600.0  # models are loaded and warmed
-_SILENT_S = 30.0  # in which its loop does not go round, which it does once a second
+_SILENT_S = 30.0  # in which its loop does not go round, which it says once a second
 
 
 class DeviceKeeper:
@@ -46,6 +49,8 @@ class DeviceKeeper:
         self._bell = bell
         self._changed = changed
         self._answers: dict[int, Deployed | NotDeployed] = {}  # by generation
+        self._deployed: dict[int, Deployed] = {}  # by generation, as the next
+        self._bells: dict[int, list[int]] = {}  # by generation: descriptors of its loops
         self._retired = 0
         self._detached: set[int] = set()
         self.leaving = False
@@ -102,6 +107,7 @@ class DeviceKeeper:
             self.up, self.child = False, None
             child.close()
             self._answers.clear()
+            self._close_bells()
             self._changed(None)
             self._bell.ring()
             if self.leaving:
@@ -113,14 +119,40 @@ class DeviceKeeper:
             await asyncio.sleep(pause_s)
 
     def attach(self, attachment: Attachment) -> None:
-        self._send(Attach(attachment.number), attachment.link.descriptors)
+        """A sitting begins."""
+        if attachment.answered is not None:
+            self._send(Attach(attachment.number), (attachment.answered.descriptor,))
+
+    def attach_rings(self, attachments: Iterable[Attachment], deployment: Deployment) -> None:
+        """New rings for these sittings and a generation that is there; both ends own them."""
+        answer = self._deployed.get(deployment.generation)
+        firsts: dict[int, int] = {}
+        for group, spec in enumerate(deployment.groups):
+            firsts.setdefault(spec.id, group)
+        rows = tuple(spec.slots.count for spec in deployment.groups)
+        for attachment in attachments:
+            if answer is None or attachment.child is None:
+                continue
+            message = AttachRings(
+                attachment.number, deployment.generation, rows, firsts, answer.bells
+            )
+            memory = allocate("eclip-rings", rings_bytes(rows))
+            self._send(message, (memory,))
+            attachment.send(message, (memory, *self._bells[deployment.generation]))
+            os.close(memory)
+
+    def _close_bells(self, before: int | None = None) -> None:
+        for generation in [one for one in self._bells if before is None or one < before]:
+            del self._deployed[generation]
+            for bell in self._bells.pop(generation):
+                os.close(bell)
 
     def attach_slots(self, attachment: Attachment, service: int) -> None:
         slots = attachment.slots[service]
         self._send(AttachSlots(attachment.number, service, slots.layout), (slots.descriptor,))
 
     async def detach(self, attachment: Attachment) -> None:
-        """Returns when nothing uses the attachment's link any more."""
+        """Returns when nothing uses what the sitting had any more."""
         child, number = self.child, attachment.number
         if child is None:
             return
@@ -133,7 +165,7 @@ class DeviceKeeper:
         child, generation = self.child, deployment.generation
         if child is None:
             return NotDeployed(generation, "there is no device process")
-        self._send(Deploy(deployment, self.epoch))
+        self._send(Deploy(deployment))
         try:
             async with asyncio.timeout(_DEPLOY_S):
                 await self._bell.until(lambda: generation in self._answers or child.ended.is_set())
@@ -154,6 +186,7 @@ class DeviceKeeper:
         if child is not None:
             self._send(Retire(before))
             await self._bell.until(lambda: self._retired >= before or child.ended.is_set())
+            self._close_bells(before)
 
     async def stop(self) -> None:
         """When what runs has ended."""
@@ -164,6 +197,7 @@ class DeviceKeeper:
 
     async def close(self) -> None:
         """At once."""
+        self._close_bells()
         for child in (self.child, self._spare):
             if child is not None:
                 await child.kill()
@@ -172,7 +206,10 @@ class DeviceKeeper:
         if self.child is not None:
             self.child.channel.send(message, descriptors)
 
-    def _hear(self, message: Message) -> None:
+    def _hear(self, message: Message, descriptors: list[int]) -> None:
+        if isinstance(message, Deployed):
+            self._deployed[message.generation] = message
+            self._bells[message.generation] = descriptors
         match message:
             case Deployed(generation=number) | NotDeployed(generation=number):
                 self._answers[number] = message

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import importlib.util
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from eclip.server.control import (
     LoadAsked,
     NotDeployed,
     Offer,
+    Retired,
     ServiceSpec,
     TakeAccess,
     Welcome,
@@ -199,6 +200,9 @@ class Supervisor:
         attachments = len(self.fronts.attachments)
         welcome = Welcome(attachment.number, attachments, self.server, str(self._regions))
         welcome_front(attachment, welcome, self.counters.descriptor, self.services.ids)
+        self.device.attach(attachment)
+        if self.device.up:
+            self.device.attach_rings([attachment], self.services.deployed)
         attachment.settled = self.services.offers
         attachment.send(self.services.offer(self.device.restarts))
         if self.device.up:
@@ -207,14 +211,13 @@ class Supervisor:
     async def _clear(self, attachment: Attachment) -> None:
         await self.device.detach(attachment)
         self.counters.forget(attachment.number)
-        attachment.link.reset()
-        self.device.attach(attachment)
 
     def _device_changed(self, answer: Deployed | None) -> None:
         if answer is None:
             self.fronts.tell(DeviceDown())
             return
         self.services.note_failed(answer, self._log)
+        self.device.attach_rings(self.fronts.attachments, self.services.deployed)
         self.fronts.tell(self.services.offer(self.device.restarts, new=True))
         self.fronts.tell(DeviceUp(self.device.epoch))
 
@@ -248,14 +251,21 @@ class Supervisor:
         self.config = config
         self.services.take(config, deployment)
         self.fronts.send_slots(added)
+        self.device.attach_rings(self.fronts.attachments, self.services.deployed)
         self.services.note_failed(answer, self._log)
         offer = self.services.offer(self.device.restarts, new=True)
         self.fronts.tell(offer)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_drain_s(self.server)):
                 await self.bell.until(lambda: self.fronts.have_settled(offer.number))
-        await self.device.retire(deployment.generation)
-        self.fronts.drop_slots(self.services.ids)
+        number = deployment.generation
+        retired = asyncio.ensure_future(self.device.retire(number))
+        if (await asyncio.wait([retired], timeout=_drain_s(self.server)))[0]:
+            self.fronts.tell(Retired(number))
+            self.fronts.drop_slots(self.services.ids)
+        else:  # something hangs there, which the device process looks after
+            ending = _end_old(retired, number, self._changing, self.fronts, self.services)
+            self.chores.begin(ending)
         self._log.write(
             "deployed",
             generation=deployment.generation,
@@ -476,6 +486,20 @@ def _share_slots(
                 device.attach_slots(attachment, spec.id)
                 added.add(spec.id)
     return added
+
+
+async def _end_old(
+    retired: Awaitable[None],
+    before: int,
+    changing: asyncio.Lock,
+    fronts: Attachments,
+    services: Services,
+) -> None:
+    """When old generations have ended at last, and nothing is just being deployed."""
+    await retired
+    async with changing:
+        fronts.tell(Retired(before))
+        fronts.drop_slots(services.ids)
 
 
 def _drain_s(server: ServerSettings) -> float:
