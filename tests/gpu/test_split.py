@@ -74,6 +74,7 @@ def test_kernels_in_a_block_run_on_its_lane_and_on_no_other(
         sightings = Sightings(stressors)
         with lane:
             sightings.launch()
+            lane.stream.synchronize()
         assert sightings.seen() == lane.sm_ids()
 
 
@@ -92,6 +93,8 @@ def test_a_captured_graph_replays_on_its_lane_from_any_stream(
             torch.cuda.synchronize()
             with replay_on:
                 graph.replay()
+                # The device's own wait is for the primary context, and lanes have others.
+                torch.cuda.current_stream().synchronize()
             assert sightings.seen() == lane.sm_ids()
 
 
