@@ -122,7 +122,10 @@ class Timeline:
         self._kept = [part.copy() for part in self._changing]
         self._meter = meter
         self._metered_nj = 0.0
-        self.run(-1)  # compiles
+        self.run(-1)  # compiles, as do the calls of queues
+        board = joined.board.copy()
+        credit.expect(board, 0, 1, 1, 0)
+        credit.charge(board, 0, False, False, 0)
 
     @property
     def yields(self) -> Ints:
@@ -321,7 +324,8 @@ class Pacer(threading.Thread):
                 return
             queue = RingQueue(doors.rings[place][group], doors.wakeups[place])
             self._rings[group, place] = queue
-        for entry in queue.entries:
+        # One look at all rows first: a queue may be long, and hardly any request is given up.
+        for entry in queue.entries if queue.ring.rows[:, GIVEN_UP].any() else ():
             if queue.ring.row(entry.number)[GIVEN_UP]:
                 yield self._now, next(self._order), WAS_CANCELLED, group, entry
         workers = self._desk.groups[group].workers

@@ -75,6 +75,7 @@ class GroupQueue:
     def __init__(self, queues: Sequence[WorkerQueue]) -> None:
         self._queues = {queue.worker: queue for queue in queues}
         self._entries: deque[Entry] = deque()
+        self._in_core = 0  # so many of them, from the first on
 
     @property
     def waiting(self) -> bool:
@@ -94,6 +95,7 @@ class GroupQueue:
             if not queue.end_early(at, entry, outcome):
                 return
             entry.in_core = False
+            self._in_core -= 1
         if entry in self._entries:
             self._entries.remove(entry)
         entry.ended = (at_ns, at_ns, outcome)
@@ -106,19 +108,21 @@ class GroupQueue:
             return False
         entry, outcome = found
         self._entries.remove(entry)
+        self._in_core -= 1
         entry.ended = (start_ns, end_ns, outcome)
         self._hand_on(at)
         return True
 
     def _hand_on(self, at: int) -> None:
-        for entry in self._entries:
+        while self._in_core < len(self._entries):
+            entry = self._entries[self._in_core]
             queue = self._queues[entry.worker]
             if entry.worker != self._entries[0].worker or queue.full:
                 return
-            if not entry.in_core:
-                entry.in_core = True
-                entry.work = entry.begin()
-                queue.arrive(at, entry)
+            entry.in_core = True
+            self._in_core += 1
+            entry.work = entry.begin()
+            queue.arrive(at, entry)
 
 
 class WorkerQueue:
