@@ -88,7 +88,8 @@ def test_demo_compares_all_that_can_be_simulated_and_keeps_it(cli: Cli) -> None:
         assert f"{policy} is left out: simulator of NVIDIA H200" in outcome.err
     for part in (first, second):
         assert part["modelled"] is True
-        assert part["verdict"].startswith("Take search: ") and "95% interval" in part["verdict"]
+        assert part["verdict"].startswith(("Take ", "Not decided: "))
+        assert "95% interval" in part["verdict"]
         assert {"shared", "timeslice", "masks", "search"} <= {
             one["policy"] for one in part["policies"]
         }

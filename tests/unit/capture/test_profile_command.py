@@ -23,11 +23,11 @@ from eclip.progress import Progress
 from waiting import PATIENCE_S
 
 # As eclip.capture.profiler, each model with a fate of its own. Its arguments: GPU, seconds of
-# energy, folder, models.
+# energy, full or quick, folder, models.
 CHILD = """
 import os, signal, sys, time
 from pathlib import Path
-folder, keys = Path(sys.argv[3]), sys.argv[4:]
+folder, keys = Path(sys.argv[4]), sys.argv[5:]
 (folder / "children").open("a").write(" ".join(keys) + "\\n")
 if "early" in keys[0]:
     sys.exit("eclip: other processes use GPU 0")

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -33,6 +35,7 @@ from eclip.core.model_key import ModelKey
 from eclip.files.encoding import encode_json
 from eclip.progress import Progress
 
+_ESCAPED = re.compile(r"[^\x00-\x7f]+")  # in JSON, where the stream is not UTF-8
 _PIPE_WIDTH = 160  # a table cut at 80 columns is of no use in a file
 
 
@@ -88,9 +91,11 @@ def _silence() -> None:
 def print_json(value: Any) -> None:
     """One JSON document on standard output, and nothing else; a model is its text, ``bert:8``."""
     data = msgspec.json.format(encode_json(_readable(value)), indent=2) + b"\n"
+    if sys.stdout.encoding.lower().replace("-", "") != "utf8":
+        data = _ESCAPED.sub(lambda found: json.dumps(found[0])[1:-1], data.decode()).encode()
     try:
         sys.stdout.flush()
-        sys.stdout.buffer.write(data)  # JSON is UTF-8, whatever the screen's encoding is
+        sys.stdout.buffer.write(data)
         sys.stdout.flush()
     except BrokenPipeError:
         _silence()
