@@ -42,7 +42,7 @@ int run_batch(const Options& options, unsigned first, unsigned end) {
     std::string board = std::string(path) + "-board";
     if (options.cap) setenv("ECLIP_SMS", "24", 1);
     else if (!options.unplanned) setenv("ECLIP_TABLE", path, 1);
-    setenv("ECLIP_BOARD", board.c_str(), 1);
+    setenv("ECLIP_BOARD", board.c_str(), 0);  // who names one looks at it meanwhile
     moving_caps = options.cap;
     describe_device();
     setenv("ECLIP_RECORD", "/dev/null", 1);
