@@ -475,8 +475,8 @@ def test_logs_before_a_failure_have_one_set_of_rates_alone(stage: Stage) -> None
     ("arguments", "words"),
     [
         ({"policies": "shared,magic"}, "magic"),
-        ({"options": CompareOptions(refine=1.0)}, "--verify"),
-        ({"options": CompareOptions(verify=1, refine=1.0), "objective": "slo"}, "--refine"),
+        ({"options": CompareOptions(refine=1.0)}, "refine needs verify"),
+        ({"options": CompareOptions(verify=1, refine=1.0), "objective": "slo"}, "refine searches"),
     ],
 )
 def test_what_needs_no_device_to_be_refused_opens_none(
