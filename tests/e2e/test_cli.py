@@ -88,11 +88,13 @@ def test_demo_compares_all_that_can_be_simulated_and_keeps_it(cli: Cli) -> None:
         assert f"{policy} is left out: simulator of NVIDIA H200" in outcome.err
     for part in (first, second):
         assert part["modelled"] is True
-        assert part["verdict"].startswith(("Take ", "Not decided: "))
         assert "95% interval" in part["verdict"]
         assert {"shared", "timeslice", "masks", "search"} <= {
             one["policy"] for one in part["policies"]
         }
+    assert first["verdict"].startswith("Take search: ")
+    # `move` keeps the bound here by a margin that is smaller than its interval.
+    assert second["verdict"].startswith("Not decided: move kept every bound here")
     assert (first["load"], second["mix"]) == (
         "closed loop",
         "bert:1@300rps/5ms,vgg19:32@background",
